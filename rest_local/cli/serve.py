@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.router.app import ModelChoice
     from rest_local.router.memory import Need
-    from rest_local.server.settings import Settings
+    from rest_local.server.settings import ServerSettings
 
 
 class Named(NamedTuple):
@@ -255,9 +255,9 @@ def serve(
     from rest_local.router.memory import default_limit
     from rest_local.router.supervisor import supervise
     from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
-    from rest_local.server.settings import Settings
+    from rest_local.server.settings import ServerSettings
 
-    settings = Settings(aliases=aliases, keys=_keys(api_key_file), **of_server)
+    settings = ServerSettings(aliases=aliases, keys=_keys(api_key_file), **of_server)
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     named = named_models(models)
     also = aliases_of(aliases, [each.name for each in named])
@@ -299,7 +299,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
         raise InputInvalid("API key file", path, str(error).removeprefix("API key file: ")) from error
 
 
-def _announce(settings: Settings, port: int, models: int) -> None:
+def _announce(settings: ServerSettings, port: int, models: int) -> None:
     hosts = [f"[{host}]" if ":" in host else host for host in settings.hosts]
     what = "loading the model" if models == 1 else f"{models} models"
     addresses = ", ".join(f"http://{host}:{port}" for host in hosts)

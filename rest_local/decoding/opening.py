@@ -55,7 +55,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.sources.records import Chat
+from rest_local.retrieval.sources.records import Transcripts
 from rest_local.retrieval.sources.source import Render, Source
 
 log = logging.getLogger("rest_local.history")
@@ -255,7 +255,7 @@ def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:
     """What renders the transcripts among the sources for this model, None if there are none. It may be opened with
     `vocab_only`. Raises ModelError if the model has no chat template.
     """
-    if not any(isinstance(source, Chat) for source in sources):
+    if not any(isinstance(source, Transcripts) for source in sources):
         return None
     vocabulary = model.vocabulary
     control = [vocabulary.piece(token) for token in range(vocabulary.size) if vocabulary.is_control(token)]

@@ -108,7 +108,7 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
     while True:
         try:
             if make:  # Repeated, because another process may have removed the directory since the last attempt.
-                with unwritable(directory):
+                with mapping_os_errors(directory):
                     make.make_directory(directory)
             descriptor = _take_lock(directory)
             break
@@ -125,13 +125,13 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
 def _take_lock(directory: Path) -> int:
     """Take the lock and return its descriptor. Raises DatastoreLocked at once if another process holds it."""
     path = directory / LOCK
-    with unwritable(directory):
+    with mapping_os_errors(directory):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | AS_IT_IS, 0o600)
         except FileNotFoundError as error:
             raise DatastoreLocked(directory, "a process that removes it") from error
     try:
-        with unwritable(directory):
+        with mapping_os_errors(directory):
             taken = lock_descriptor(descriptor, blocking=False)
         os.lseek(descriptor, _OWNER_AT, os.SEEK_SET)
         if not taken:
@@ -167,7 +167,7 @@ def is_held(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def unwritable(path: Path) -> Iterator[None]:
+def mapping_os_errors(path: Path) -> Iterator[None]:
     """Turn an OSError in the block into DatastoreUnwritable(path, cause)."""
     try:
         yield

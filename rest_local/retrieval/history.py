@@ -52,7 +52,7 @@ from rest_local.paths import data_dir
 from rest_local.retrieval.building.build import SMALL_SEGMENT
 from rest_local.retrieval.building.build import commit as commit_datastore
 from rest_local.retrieval.datastore import OUTSIDE, Datastore
-from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
+from rest_local.retrieval.files import WAIT_S, Files, locked, mapping_os_errors
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.home import holds_files, read_manifest
 from rest_local.retrieval.rows import Context, Int32Array, Rows
@@ -350,7 +350,7 @@ class History:
             new = self.path.with_name(f"{self.path.name}{DAMAGED}{number}")
             if not new.exists():
                 break
-        with unwritable(self.path):
+        with mapping_os_errors(self.path):
             self._files.rename(self.path, new)
             self._files.sync_directory(self.path.parent)
         log.warning("history %s: %s; set aside as %s, starting anew", self.path, cause_of(error), new.name)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
-from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
+from rest_local.retrieval.files import LOCK, STAGING, Files, locked, mapping_os_errors
 from rest_local.retrieval.format import MANIFEST, SegmentEntry, owns
 from rest_local.retrieval.home import find, folder, folders, holds_files, indexes, read_manifest, stagings
 
@@ -134,7 +134,7 @@ def remove_index_locked(path: Path, directory: Path, files: Files | None = None)
     """Remove an index as `remove_index` does, for a caller that holds the lock of `directory`."""
     files = files or Files()
     if directory == path and folders(path):
-        with unwritable(path):  # The directory stays, because it contains folders.
+        with mapping_os_errors(path):  # The directory stays, because it contains folders.
             files.unlink(path / MANIFEST)
             files.sync_directory(path)
             remove_all(path, files)
@@ -146,7 +146,7 @@ def remove_index_locked(path: Path, directory: Path, files: Files | None = None)
 
 def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
     """Rename `directory` into the directory `trash` and delete it there, with leftovers of killed removes."""
-    with unwritable(directory):
+    with mapping_os_errors(directory):
         for part in (directory, *folders(directory)):
             inside = (*folders(part), *stagings(part))
             known = {MANIFEST, *(one.name for one in inside)}
@@ -177,7 +177,7 @@ def clear(path: Path, files: Files | None = None, *, everything: bool = False) -
     files = files or Files()
     clear_folder(path.parent, files)
     for directory in (path, *folders(path)):
-        with unwritable(directory):
+        with mapping_os_errors(directory):
             remove_orphans(directory, files, plans=everything)
             if unnamed(directory, everything):
                 with contextlib.suppress(DatastoreLocked), locked(directory):
@@ -185,9 +185,14 @@ def clear(path: Path, files: Files | None = None, *, everything: bool = False) -
 
 
 def clear_folder(folder: Path, files: Files) -> None:
-    """Delete leftovers of killed removals and imports from a folder of datastores. Raises DatastoreUnwritable."""
+    """Delete leftovers of killed removals from a folder of datastores. Raises DatastoreUnwritable."""
     for left in leftovers(folder):
-        with unwritable(left), contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay(), locked(left):
+        with (
+            mapping_os_errors(left),
+            contextlib.suppress(DatastoreLocked, FileNotFoundError),
+            _others_stay(),
+            locked(left),
+        ):
             delete(left, files)
 
 

@@ -59,7 +59,7 @@ from rest_local.server.answering import parse, read
 from rest_local.server.http import DRAIN_SECONDS, IDLE_SECONDS, HttpServer, TimedProtocol
 from rest_local.server.operations import Endpoint, Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
-from rest_local.server.settings import ANY_MODEL, Settings
+from rest_local.server.settings import ANY_MODEL, ServerSettings
 from rest_local.server.state import STATE
 from rest_local.server.streaming import CONNECTION, json_response, watched
 
@@ -69,7 +69,7 @@ _STATISTICS = ("/slots", "/metrics")
 
 @dataclass
 class RouterState:
-    settings: Settings
+    settings: ServerSettings
     pool: Pool
     folder: Path
     ready: bool = False  # True after the default model is loaded, or if it need not be
@@ -456,7 +456,7 @@ class Routing(HttpServer):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         models: Sequence[ModelChoice],
         *,
         eager: bool = True,

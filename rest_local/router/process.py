@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rest_local.errors import RestLocalError
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -52,7 +52,7 @@ LONGEST_LINE = 1 << 20
 class Setup:
     """The pickled instructions for a process."""
 
-    settings: Settings
+    settings: ServerSettings
     name: str  # the model's name
     load: Callable[[], Engine]
     queue: int

@@ -25,7 +25,7 @@ from rest_local.router.pool import STEADY_SECONDS
 from rest_local.router.private_folder import PrivateFolder
 from rest_local.router.process import ModelProcess, ModelProcessFailed, ParentChannel, Setup
 from rest_local.server.http import DRAIN_SECONDS, Stoppable
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 log = logging.getLogger("rest_local.server")
 
@@ -135,7 +135,7 @@ class Supervisor(Stoppable):
 
 
 def supervise(
-    settings: Settings,
+    settings: ServerSettings,
     choice: ModelChoice,
     sockets: Sequence[socket.socket],
     *,

@@ -38,7 +38,7 @@ from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
 from rest_local.server.security import AccessLog, AccessMiddleware, BodyMiddleware, Drained, Inner
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from rest_local.server.state import State, server_of
 from rest_local.server.streaming import json_response, on_error
 
@@ -79,7 +79,7 @@ def create_app(state: State, secret: bytes | None = None) -> Starlette:
     return assemble(ROUTES, state, state.settings, secret)
 
 
-def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
+def assemble(routes: Routes, state: object, settings: ServerSettings, secret: bytes | None = None) -> Starlette:
     """Make an application of these routes with their aliases and middleware. Endpoints find `state` in it."""
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
@@ -102,7 +102,7 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
     return app
 
 
-def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list[Middleware]:
+def _admission(routes: Routes, settings: ServerSettings, secret: bytes | None) -> list[Middleware]:
     """Return the middleware that checks where a request comes from."""
     if secret is not None:
         return [Middleware(Inner, secret)]
@@ -134,7 +134,7 @@ class Serving(HttpServer):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         name: str,
         load: Callable[[], Engine],
         *,

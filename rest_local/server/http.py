@@ -39,7 +39,7 @@ from rest_local.api.errors import RETRY_SECONDS, ApiError
 from rest_local.errors import RestLocalError
 from rest_local.server.answering import SLOW_BODY_SECONDS
 from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, JsonLines, TerminalLines
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from rest_local.server.streaming import CONNECTION, response_of
 
 HEAD_SECONDS = 20.0
@@ -332,7 +332,7 @@ def outlives_terminal() -> bool:
     return False
 
 
-def listen(settings: Settings) -> socket.socket:
+def listen(settings: ServerSettings) -> socket.socket:
     """Return a bound, listening socket.
 
     Raises RestLocalError if the port is taken or the address does not exist. The same goes for a loopback name such as
@@ -352,7 +352,7 @@ def listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def listen_on_all(settings: Settings) -> list[socket.socket]:
+def listen_on_all(settings: ServerSettings) -> list[socket.socket]:
     """Return a socket for each address, all on one port. Raises what `listen` raises."""
     sockets: list[socket.socket] = []
     try:

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rest_local.api.errors import ApiError
 from rest_local.server.answering import LOG, OWNER
-from rest_local.server.settings import NOBODY, Settings, owner_of
+from rest_local.server.settings import NOBODY, ServerSettings, owner_of
 from rest_local.server.streaming import CONNECTION, ClientConnection, response_of
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -90,7 +90,7 @@ class Drained:
 class AccessMiddleware:
     """Refuses heads that are too large, hosts that are not allowed, and pages of other origins."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._hosts = frozenset(name.lower() for name in (*LOCAL_NAMES, *settings.hosts, *settings.allowed_hosts))
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
@@ -150,7 +150,7 @@ class Inner:
 class BodyMiddleware:
     """Requires the key on every route except /health, and limits the body."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings, self._max_body = app, settings, settings.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,7 +25,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """The settings of one server.
 
     A Host header may contain `allowed_hosts` besides the loopback names and the bound address. Names that are not this
@@ -125,7 +125,7 @@ def given_keys(headers: Mapping[str, str]) -> list[bytes]:
 NOBODY = "none"  # the owner of a request without a right key
 
 
-def owner_of(headers: Mapping[str, str], settings: Settings) -> str:
+def owner_of(headers: Mapping[str, str], settings: ServerSettings) -> str:
     """Return the owner of a request, which may find only texts of that owner in memory or on disk.
 
     The owner is a digest of the key, empty if the server has no keys, or NOBODY without a right one. Every comparison

@@ -25,7 +25,7 @@ from rest_local.api.models import Row, find_name, meta, named_row
 from rest_local.api.response_storage import ResponseStorage
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
-from rest_local.server.settings import ANY_MODEL, Settings
+from rest_local.server.settings import ANY_MODEL, ServerSettings
 from rest_local.server.streaming import watched
 from rest_local.stop import Stop
 
@@ -167,7 +167,7 @@ class State:
     ends. Without one, state is kept in memory.
     """
 
-    settings: Settings
+    settings: ServerSettings
     name: str  # the model's name, known before it is loaded
     engine: Engine | None = None
     service: Service | None = None

@@ -13,7 +13,7 @@ from fake_cli_engine import HELLO, FakeEngine
 from rest_local.cli.chat import commands
 from rest_local.cli.chat.commands import perform
 from rest_local.cli.chat.conversation import NamedSession
-from rest_local.cli.chat.talk import Settings, Talk
+from rest_local.cli.chat.talk import Talk, TalkOptions
 from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
 from rest_local.llama.sampling_defaults import SamplingDefaults
 
@@ -34,7 +34,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def talk(engine: Any) -> Iterator[Talk]:
-    with Talk(engine, Settings({}, 100), interactive=True, reopen=lambda config: engine) as talk:
+    with Talk(engine, TalkOptions({}, 100), interactive=True, reopen=lambda config: engine) as talk:
         yield talk
 
 
@@ -270,7 +270,7 @@ def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine:
             raise ModelNotFound("missing.gguf")
         return other if str(config.model) == "other.gguf" else engine
 
-    with Talk(engine, Settings({}, 100), interactive=True, reopen=reopen) as talk:
+    with Talk(engine, TalkOptions({}, 100), interactive=True, reopen=reopen) as talk:
         perform(talk, "one")
         said()
         perform(talk, "/model missing.gguf")

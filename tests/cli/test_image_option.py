@@ -12,7 +12,7 @@ from support.toy import demo_model
 
 from rest_local.chat.images import part_of
 from rest_local.cli.chat.commands import perform
-from rest_local.cli.chat.talk import Settings, Talk
+from rest_local.cli.chat.talk import Talk, TalkOptions
 from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.serve import Named, choice
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
@@ -35,7 +35,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def talk(engine: Any) -> Iterator[Talk]:
-    with Talk(engine, Settings({}, 100), interactive=True) as talk:
+    with Talk(engine, TalkOptions({}, 100), interactive=True) as talk:
         yield talk
 
 

@@ -8,7 +8,7 @@ import pytest
 import tomlkit
 
 from rest_local.errors import InputInvalid
-from rest_local.retrieval.sources import Chat, Git, Python, Walk
+from rest_local.retrieval.sources import Git, Python, Transcripts, Walk
 from rest_local.retrieval.sources.recipes import list_recipes, read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_the_sources_of_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_recipe("python").sources == (Python(),)
     assert read_recipe("site-packages").sources == (Python(True),)
     assert read_recipe("git-history").sources == (Git(".", history=True),)
-    assert read_recipe("chats").sources == (Chat("/data/sessions/*.json"),)
+    assert read_recipe("chats").sources == (Transcripts("/data/sessions/*.json"),)
     for name in ("c-headers", "documentation", "node-modules"):
         (source,) = read_recipe(name).sources
         assert isinstance(source, Walk)

@@ -21,12 +21,12 @@ from rest_local.errors import InputInvalid, OptionError, TemplateFailed
 from rest_local.retrieval import Skipped, build_from_texts
 from rest_local.retrieval.documents import FileState, Text, tokens_of
 from rest_local.retrieval.sources import (
-    Chat,
     Jsonl,
     Parquet,
     Python,
     Source,
     Stdin,
+    Transcripts,
     Walk,
     from_recipe,
     records,
@@ -330,7 +330,7 @@ def asked(answer: str, **more: Any) -> dict[str, Any]:
 
 def chats_in(path: Path, content: Any, skipped: Skipped | None = None) -> dict[str, str | None]:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    found = read(Chat(str(path)), skipped or Skipped(), render=render)
+    found = read(Transcripts(str(path)), skipped or Skipped(), render=render)
     return {text.name.removeprefix(f"{path.resolve()}:"): text.text for text in found}
 
 
@@ -383,7 +383,7 @@ def test_a_turn_has_parts_and_a_state_that_asks_for_its_content(tmp_path: Path) 
     path = (tmp_path / "a.json").resolve()
     path.write_text(json.dumps(asked("x")))
     os.utime(path, (1e9, 1e9))
-    (text,) = read(Chat(str(path)), Skipped(), lambda name, size, mark: True, render=render)
+    (text,) = read(Transcripts(str(path)), Skipped(), lambda name, size, mark: True, render=render)
     assert text.parts == (("<u>", True), ("x", False), ("<end>", True))
     assert text.text == "<u>x<end>"
     assert text.state is not None

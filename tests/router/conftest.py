@@ -28,7 +28,7 @@ from rest_local.router.memory import Need, need_of
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import LONGEST_LINE, ModelProcess, Setup
 from rest_local.server.http import listen
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.fake_processes import FakeProcess, served
 from tests.server.live import Live
 from tests.support.forked import can_fork
@@ -146,9 +146,11 @@ def files(tmp_path: Path) -> Callable[..., list[Path]]:
 
 
 @contextlib.contextmanager
-def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, **options: Any) -> Iterator[Routed]:
+def router_of(
+    models: Sequence[ModelChoice], settings: ServerSettings | None = None, **options: Any
+) -> Iterator[Routed]:
     """Run a router of `models` in a thread, with those loaded that it loads at its start, and stop it at the end."""
-    routing = Routing(replace(settings or Settings(), port=0), models, **({"drain_seconds": 5} | options))
+    routing = Routing(replace(settings or ServerSettings(), port=0), models, **({"drain_seconds": 5} | options))
     errors: list[BaseException] = []
 
     with listen(routing.settings) as listening:
@@ -199,5 +201,5 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     for name in ("one", "two"):
         shutil.copyfile(demo_model(), folder / f"{name}.gguf")
     models = [choice(folder / "one.gguf", slots=5, aliases=("coder",)), choice(folder / "two.gguf")]
-    with router_of(models, Settings(metrics=True)) as live:
+    with router_of(models, ServerSettings(metrics=True)) as live:
         yield live

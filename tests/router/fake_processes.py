@@ -15,7 +15,7 @@ from rest_local.decoding.engine import Engine
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcessFailed, Setup
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 PATIENCE = 60.0
 P = ParamSpec("P")
@@ -38,7 +38,7 @@ def setup(name: str = "one") -> Setup:
     def load() -> Engine:
         raise AssertionError("no process loads it")
 
-    return Setup(Settings(), name, load, queue=4, drain_seconds=0, secret=b"s")
+    return Setup(ServerSettings(), name, load, queue=4, drain_seconds=0, secret=b"s")
 
 
 class FakeProcess:

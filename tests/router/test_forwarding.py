@@ -17,7 +17,7 @@ from rest_local.router import app as forwarding
 from rest_local.router.app import Exchange, Forwarded, RouterState, create_router
 from rest_local.router.pool import Pool
 from rest_local.server.security import CLIENT, SECRET, AccessLog
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from rest_local.server.streaming import CONNECTION
 from tests.router.fake_processes import FakeProcess, looped, setup, turns, use
 
@@ -73,10 +73,10 @@ SCOPE = {
 
 
 async def asked(
-    pool: Pool, folder: Path, method: str, path: str, settings: Settings | None = None, **request: Any
+    pool: Pool, folder: Path, method: str, path: str, settings: ServerSettings | None = None, **request: Any
 ) -> httpx.Response:
     """Ask a router of these models."""
-    app = httpx.ASGITransport(create_router(RouterState(settings or Settings(), pool, folder)))
+    app = httpx.ASGITransport(create_router(RouterState(settings or ServerSettings(), pool, folder)))
     async with httpx.AsyncClient(transport=app, base_url="http://localhost") as client:
         return await client.request(method, path, **request)
 
@@ -402,7 +402,7 @@ async def test_looks_faults_and_pages_of_other_sites_load_no_model(
     """An image of another page needs no Origin and no answer to have an effect. Those with a wrong key are the only
     ones whose server has keys."""
     keys = (b"k",) if "authorization" in headers else ()
-    settings = Settings(metrics=True, max_body=8192, keys=keys)
+    settings = ServerSettings(metrics=True, max_body=8192, keys=keys)
     pool = pool_of("one", "two")
     answer = await asked(pool, tmp_path, method, path, settings, headers=headers, content=content)
     assert answer.status_code == status, answer.text

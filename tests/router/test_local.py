@@ -17,7 +17,7 @@ from support.toy import demo_model
 from rest_local import stop
 from rest_local.decoding.engine import Engine
 from rest_local.router.local import LocalModel
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.conftest import PATIENCE, Routed, choice, router_of
 from tests.server.live import until
 
@@ -32,7 +32,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Routed]]:
     """Serve the same model in the server's process, and in one of its own."""
     path = tmp_path_factory.mktemp("one") / "one.gguf"
     shutil.copyfile(demo_model(), path)
-    models, settings = [choice(path, aliases=("coder",))], Settings(metrics=True)
+    models, settings = [choice(path, aliases=("coder",))], ServerSettings(metrics=True)
     with router_of(models, settings, local=True) as local, router_of(models, settings) as other:
         yield [local, other]
 

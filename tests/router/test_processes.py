@@ -19,7 +19,7 @@ from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.router import pool as pools
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.conftest import GIGABYTE, Routed, choice, refuses
 from tests.router.fake_processes import PATIENCE
 from tests.server.live import until
@@ -215,7 +215,7 @@ def test_a_conversation_goes_on_after_its_process_was_killed(pair: Routed) -> No
 def test_keys_keep_their_responses_apart_in_every_process(routed: Start, files: Files, local: bool) -> None:
     """And a server that ends leaves none."""
     (one,) = files("one")
-    live = routed([choice(one)], settings=Settings(keys=(b"mine", b"other")), local=local)
+    live = routed([choice(one)], settings=ServerSettings(keys=(b"mine", b"other")), local=local)
     made = respond(live, "def first():", key="mine").json()
     assert respond(live, "x", key="other", previous_response_id=made["id"]).status_code == 400
     assert respond(live, "x", key="mine", previous_response_id=made["id"]).status_code == 200

@@ -22,7 +22,7 @@ from rest_local.router.pool import Pool
 from rest_local.router.private_folder import PREFIX, PrivateFolder, sweep
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server.http import listen
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.fake_processes import LOADED, PATIENCE, READS, child_that, looped, served, setup, turns, use
 
 
@@ -106,11 +106,11 @@ from pathlib import Path
 from rest_local.router import app, process
 from rest_local.router.memory import Need
 from rest_local.server.http import listen
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.fake_processes import LOADED, child_that
 process._started = child_that(LOADED + "import sys; sys.stdin.read()")
 choice = app.ModelChoice("one", Path(sys.argv[1]), print, lambda: Need(1, 0, 0))
-routing = app.Routing(Settings(port=0), [choice], drain_seconds=5)
+routing = app.Routing(ServerSettings(port=0), [choice], drain_seconds=5)
 close = routing.pool.close
 async def told():
     print("closing", flush=True)
@@ -147,7 +147,7 @@ def test_an_unexpected_error_at_the_start_ends_the_server(tmp_path: Path) -> Non
 
     path = tmp_path / "one.gguf"
     path.touch()
-    routing = Routing(Settings(port=0), [ModelChoice("one", path, print, need)], limit=1)
+    routing = Routing(ServerSettings(port=0), [ModelChoice("one", path, print, need)], limit=1)
     with listen(routing.settings) as listening, pytest.raises(ZeroDivisionError):
         routing.run([listening])
     assert routing.loaded.is_set()

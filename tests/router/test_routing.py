@@ -13,7 +13,7 @@ import pytest
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.router.memory import Need, need_of
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.conftest import Routed, choice
 from tests.support.encoders import MEAN_POOLING, RANK_POOLING, encoder
 
@@ -66,7 +66,7 @@ def test_a_model_is_loaded_when_it_is_asked_for(routed: Start, files: Files) -> 
     """Each with its own options; looks load none; any name will do where the alias says so."""
     one, two = files("one", "two")
     models = [choice(one, n_ctx=512, aliases=("coder",)), choice(two, n_ctx=256, slots=1)]
-    live = routed(models, settings=Settings(metrics=True, aliases=("*",)), idle=600.0, eager=False)
+    live = routed(models, settings=ServerSettings(metrics=True, aliases=("*",)), idle=600.0, eager=False)
     assert live.get("/health").json() == {"status": "ok"}
     assert live.get("/").text.startswith("<!")
     assert {"/v1/chat/completions", "/models/load", "/health"} <= set(live.get("/openapi.json").json()["paths"])

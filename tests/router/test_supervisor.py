@@ -15,7 +15,7 @@ from support.toy import demo_model
 from rest_local.router import supervisor as supervisors
 from rest_local.router.process import ModelProcessFailed
 from rest_local.router.supervisor import ServerSetup, Supervisor
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from tests.router.conftest import choice
 from tests.router.fake_processes import FakeProcess, looped, turns
 
@@ -62,7 +62,7 @@ def supervisor(listening: socket.socket) -> Supervisor:
     FakeProcess.gate.set()
     one = choice(demo_model())
     setup = ServerSetup(
-        settings=Settings(),
+        settings=ServerSettings(),
         name="one",
         load=one.load,  # type: ignore[arg-type]
         queue=4,

@@ -12,7 +12,7 @@ from support.toy import demo_model
 
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,7 +29,7 @@ def _stops_at_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Live]:
     """Serve the demo model with four slots and everything on."""
-    settings = Settings(port=0, metrics=True, aliases=("coder",))
+    settings = ServerSettings(port=0, metrics=True, aliases=("coder",))
     serving = Serving(settings, "demo", lambda: Engine.load(demo_model(), slots=4), drain_seconds=5)
     with served(serving) as live:
         assert serving.loaded.wait(300)

@@ -26,7 +26,7 @@ from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.llama.sampling_defaults import SamplingDefaults
 from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 
 @cache
@@ -195,7 +195,7 @@ def scripted_server(
         return made[0]
 
     serving = Serving(
-        replace(Settings(port=0), **settings),
+        replace(ServerSettings(port=0), **settings),
         "demo",
         lambda: FakeEngine(n_ctx),  # type: ignore[arg-type, return-value]
         start=service,

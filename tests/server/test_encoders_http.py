@@ -19,7 +19,7 @@ from rest_local.decoding.engine import Engine
 from rest_local.errors import CannotGenerate, ModelError
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 QUERY = "what is the cat"
 DOCUMENTS = ["the dog", "cat mat", "a", "the cat sat on the mat"]
@@ -27,7 +27,7 @@ DOCUMENTS = ["the dog", "cat mat", "a", "the cat sat on the mat"]
 
 def live_encoder(path: Path, **options: Any) -> Iterator[Live]:
     load = partial(Engine.load, path, slots=4, **options)
-    serving = Serving(Settings(port=0, metrics=True), "bert", load, drain_seconds=1)
+    serving = Serving(ServerSettings(port=0, metrics=True), "bert", load, drain_seconds=1)
     with served(serving) as live:
         assert serving.loaded.wait(300)
         yield live

@@ -16,7 +16,7 @@ from models import tiny_mmproj
 from rest_local.chat.images import part_of
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
 WIDTH = 512  # The demo model has this width.
@@ -36,7 +36,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, engines: list[Engine]) -> I
         engines.append(Engine.load(demo_model(), slots=2, mmproj=path))
         return engines[0]
 
-    serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)
+    serving = Serving(ServerSettings(port=0), "demo", load, drain_seconds=5)
     with served(serving) as live:
         assert serving.loaded.wait(300)
         yield live

@@ -18,7 +18,7 @@ from rest_local.errors import ServiceClosed
 from rest_local.llama.tokenizer import Tokenizer
 from rest_local.server import http, state, streaming
 from rest_local.server.http import SPARE_DESCRIPTORS, connection_limit, listen
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from rest_local.server.state import Workers
 
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
@@ -286,7 +286,7 @@ def test_a_prompt_beyond_the_context_is_not_read_to_its_end(
 
 def test_accepted_sockets_have_the_tcp_protocol() -> None:
     """Only on those does asyncio turn off Nagle's algorithm, which delays an event until the last is acknowledged."""
-    with listen(Settings(port=0)) as listening, socket.create_connection(listening.getsockname()[:2]) as client:
+    with listen(ServerSettings(port=0)) as listening, socket.create_connection(listening.getsockname()[:2]) as client:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.proto == socket.IPPROTO_TCP

@@ -12,10 +12,10 @@ from live import Live
 
 from rest_local.server.app import create_app
 from rest_local.server.operations import describe
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from rest_local.server.state import State
 
-DESCRIBED = create_app(State(Settings(), "demo")).state.operations
+DESCRIBED = create_app(State(ServerSettings(), "demo")).state.operations
 OPERATIONS = [(each.method, each.path) for each in DESCRIBED]
 # `make soak` asks for more examples of each route, and for others.
 EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "2"))

@@ -22,7 +22,7 @@ from rest_local.chat.tools import AnswerFormat, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.server import streaming as module
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 from rest_local.server.streaming import Pulse, StreamGroup
 
 NEVER = 3600.0  # seconds: longer than any test waits
@@ -68,7 +68,7 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
 
 def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
     """Return an answer of a route that can send origins, on this address."""
-    shows_steps = Settings(host=host, keys=(b"k",)).shows_steps
+    shows_steps = ServerSettings(host=host, keys=(b"k",)).shows_steps
     answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop", cut=False))]
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
 

@@ -26,7 +26,7 @@ from rest_local.errors import (
 from rest_local.server import http, security
 from rest_local.server.http import listen
 from rest_local.server.security import MAX_HEAD
-from rest_local.server.settings import Settings, owner_of, parse_keys
+from rest_local.server.settings import ServerSettings, owner_of, parse_keys
 
 BODY = b'{"prompt": "x"}'
 
@@ -266,40 +266,40 @@ def test_the_key_is_checked_before_the_body_is_read(scripted: Scripted) -> None:
 )
 def test_an_address_that_others_reach_needs_a_key(host: str) -> None:
     with pytest.raises(OptionError, match="--api-key-file"):
-        Settings(host=host)
-    assert not Settings(host=host, keys=(b"k",)).shows_steps
-    assert Settings(host=host, keys=(b"k",), statistics=True).shows_steps
+        ServerSettings(host=host)
+    assert not ServerSettings(host=host, keys=(b"k",)).shows_steps
+    assert ServerSettings(host=host, keys=(b"k",), statistics=True).shows_steps
 
 
 @pytest.mark.parametrize("name", ["llm.example.org", "host.docker.internal", "192.168.1.5", "localhost.example.org"])
 def test_an_allowed_host_of_other_machines_needs_a_key(name: str) -> None:
     """With a proxy, a server on the loopback interface is reached by other machines."""
     with pytest.raises(OptionError, match=f"{name}.*--api-key-file"):
-        Settings(allowed_hosts=("localhost", name))
-    reached = Settings(allowed_hosts=(name,), keys=(b"k",))
+        ServerSettings(allowed_hosts=("localhost", name))
+    reached = ServerSettings(allowed_hosts=(name,), keys=(b"k",))
     assert not reached.is_local
     assert not reached.shows_steps
-    assert Settings(allowed_hosts=(name,), keys=(b"k",), statistics=True).shows_steps
+    assert ServerSettings(allowed_hosts=(name,), keys=(b"k",), statistics=True).shows_steps
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost", "llm.localhost"])
 def test_the_loopback_needs_no_key(host: str) -> None:
-    assert Settings(host=host).shows_steps
-    assert Settings(allowed_hosts=(host,)).shows_steps
+    assert ServerSettings(host=host).shows_steps
+    assert ServerSettings(allowed_hosts=(host,)).shows_steps
 
 
 def test_several_keys_are_several_users_wherever_they_call_from() -> None:
-    assert Settings(keys=(b"one",)).shows_steps
-    assert not Settings(keys=(b"one", b"two")).shows_steps
-    assert not Settings(keys=(b"one", b"two")).is_local
-    assert Settings(keys=(b"one", b"two"), statistics=True).shows_steps
+    assert ServerSettings(keys=(b"one",)).shows_steps
+    assert not ServerSettings(keys=(b"one", b"two")).shows_steps
+    assert not ServerSettings(keys=(b"one", b"two")).is_local
+    assert ServerSettings(keys=(b"one", b"two"), statistics=True).shows_steps
 
 
 def test_the_owner_of_a_request_is_its_key() -> None:
     """Not another header's, and not the key itself; without keys all requests are of one user."""
-    settings = Settings(keys=(b"one", b"two"))
+    settings = ServerSettings(keys=(b"one", b"two"))
 
-    def owner(*headers: tuple[str, str], settings: Settings = settings) -> str:
+    def owner(*headers: tuple[str, str], settings: ServerSettings = settings) -> str:
         return owner_of(Headers(raw=[(name.encode(), value.encode()) for name, value in headers]), settings)
 
     one, two = owner(("x-api-key", "one")), owner(("x-api-key", "two"))
@@ -308,15 +308,15 @@ def test_the_owner_of_a_request_is_its_key() -> None:
     assert owner(("authorization", "Bearer one")) == one
     assert owner(("x-api-key", "wrong"), ("authorization", "Bearer two")) == two
     assert "one" not in one
-    assert owner(("x-api-key", "one"), settings=Settings()) == ""
-    assert owner(("x-api-key", "one"), settings=Settings(keys=(b"one",))) == one
-    assert owner(("x-api-key", "one"), settings=Settings(keys=(b"one", b"two"), statistics=True)) == one
+    assert owner(("x-api-key", "one"), settings=ServerSettings()) == ""
+    assert owner(("x-api-key", "one"), settings=ServerSettings(keys=(b"one",))) == one
+    assert owner(("x-api-key", "one"), settings=ServerSettings(keys=(b"one", b"two"), statistics=True)) == one
 
 
 @pytest.mark.parametrize("wrong", [{"allowed_origins": ("*",)}, {"aliases": ("",)}, {"aliases": ("a\nb",)}])
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        Settings(**wrong)
+        ServerSettings(**wrong)
 
 
 def test_key_files() -> None:
@@ -434,4 +434,4 @@ def test_a_name_of_the_loopback_that_is_another_address_needs_a_key(
 
     monkeypatch.setattr(http.socket, "getaddrinfo", resolve)
     with pytest.raises(OptionError, match=r"llm\.localhost.*--api-key-file"):
-        listen(Settings(host="llm.localhost", port=0))
+        listen(ServerSettings(host="llm.localhost", port=0))

@@ -18,7 +18,7 @@ from rest_local.decoding.engine import Engine
 from rest_local.kv_cache import cell_files, sessions, slot_files
 from rest_local.paths import cache_dir
 from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 TEXT = "def first(values):\n    return values[0]\n\n\n" * 30
 Start = Callable[..., Live]
@@ -39,7 +39,7 @@ def start() -> Iterator[Start]:
             engine = {"slots": 2, "n_ctx": 1024, "sessions": limit, "policy": "off", "threads": 1}
             engine |= {name: options.pop(name) for name in ("slots", "exact", "n_ctx") if name in options}
             serving = Serving(
-                replace(Settings(port=0, aliases=("*",)), **options),
+                replace(ServerSettings(port=0, aliases=("*",)), **options),
                 "model",
                 lambda: Engine.load(model, **engine),  # type: ignore[arg-type]
                 drain_seconds=5,

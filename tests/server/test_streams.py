@@ -19,7 +19,7 @@ from rest_local.errors import DecodeFailed, ModelNotFound
 from rest_local.llama.options import MAX_SEED
 from rest_local.server.app import Serving
 from rest_local.server.http import listen
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -221,7 +221,7 @@ def test_calls_are_503_while_the_model_loads() -> None:
         assert loads.wait(60)
         return FakeEngine()
 
-    serving = Serving(Settings(port=0), "demo", load, start=lambda engine, queue: FakeService(engine))  # type: ignore[arg-type, return-value]
+    serving = Serving(ServerSettings(port=0), "demo", load, start=lambda engine, queue: FakeService(engine))  # type: ignore[arg-type, return-value]
     with served(serving) as live:
         assert live.get("/v1/models").json()["data"][0]["id"] == "demo"
         assert [model["name"] for model in live.get("/api/tags").json()["models"]] == ["demo:latest"]
@@ -242,7 +242,7 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
     def load() -> Any:
         raise ModelNotFound("nothing.gguf")
 
-    serving = Serving(Settings(port=0), "demo", load)
+    serving = Serving(ServerSettings(port=0), "demo", load)
     with listen(serving.settings) as listening, pytest.raises(ModelNotFound):
         serving.run([listening])
 

@@ -462,7 +462,7 @@ def serve_scripted(port_file: Path) -> None:
     from rest_local.api.errors import ApiError
     from rest_local.server.app import create_app
     from rest_local.server.http import HttpServer, listen, log_to_stderr
-    from rest_local.server.settings import Settings
+    from rest_local.server.settings import ServerSettings
     from rest_local.server.state import Scoring, State
 
     class NoScoring(Scoring):
@@ -474,7 +474,7 @@ def serve_scripted(port_file: Path) -> None:
             self.streams = [stream for stream in self.streams if not stream.done]
             return super().submit_all(*arguments, **options)
 
-    settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
+    settings = ServerSettings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
     state = State(settings, "demo", folder=Path(tempfile.mkdtemp(dir=port_file.parent)))
 
     log_to_stderr()
@@ -498,11 +498,11 @@ def serve_routed(port_file: Path) -> None:
     from rest_local.router.app import ModelChoice, Routing
     from rest_local.router.memory import Need
     from rest_local.server.http import listen, log_to_stderr
-    from rest_local.server.settings import Settings
+    from rest_local.server.settings import ServerSettings
 
     model = demo_model()
     choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4, n_ctx=256), partial(Need, 1 << 30, 0, 0))
-    settings = Settings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
+    settings = ServerSettings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
     routing = Routing(settings, [choice])
     log_to_stderr()
     with listen(settings) as listening:

@@ -68,7 +68,7 @@ def chat(
     conversation /help lists the commands, Ctrl-C stops the answer, and Ctrl-D leaves.
     """
     from rest_local.cli.chat.conversation import NamedSession
-    from rest_local.cli.chat.talk import Settings, Talk
+    from rest_local.cli.chat.talk import Talk, TalkOptions
 
     asked = _question(question)
     pictures = [inputs.read_image(path) for path in images]
@@ -79,7 +79,7 @@ def chat(
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
         kept = None if named is None else named.read()  # Report a damaged session before the model is loaded.
-        settings = Settings({"grammar": grammar}, tokens, stop)
+        settings = TalkOptions({"grammar": grammar}, tokens, stop)
         talk = stack.enter_context(
             Talk(open_(config), settings, as_json=as_json, quiet=quiet, interactive=asked is None, reopen=open_)
         )

@@ -36,7 +36,7 @@ REGENERATE_TEMPERATURE = 0.8  # `/regen` uses it if answers are greedy.
 
 
 @dataclass(frozen=True)
-class Settings:
+class TalkOptions:
     """The settings that `/set` and `/drafts` change. `sampling` has the fields of `Sampling` that were set here."""
 
     sampling: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Talk(Closing):
     def __init__(
         self,
         engine: Engine,
-        settings: Settings,
+        settings: TalkOptions,
         *,
         as_json: bool = False,
         quiet: bool = False,

@@ -87,7 +87,7 @@ def chosen_sources(
     max_file_size: int,
 ) -> Chosen:
     """Prepare the sources of `source_options`. Raises UsageError if there are none, OptionError, InputInvalid."""
-    from rest_local.retrieval.sources import Chat, Git, Python
+    from rest_local.retrieval.sources import Git, Python, Transcripts
     from rest_local.retrieval.sources.recipes import read_recipe
     from rest_local.retrieval.sources.walk import Filters
 
@@ -101,7 +101,7 @@ def chosen_sources(
         if (source := row_source(text, allow_secrets)) is None:
             raise OptionError(f"--text {text}: give FILE:FIELD, with a file that ends in .jsonl, .jsonl.gz or .parquet")
         sources.append(source)
-    sources += [Chat(chat, allow_secrets) for chat in chats]
+    sources += [Transcripts(chat, allow_secrets) for chat in chats]
     sources += [Python(False)] if python else []
     sources += [Python(True)] if site_packages else []
     read = [read_recipe(recipe) for recipe in recipes]
@@ -259,9 +259,9 @@ def _build(
 
 def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
     """Return what renders chat transcripts among the sources, or None if there are none."""
-    from rest_local.retrieval.sources.records import Chat
+    from rest_local.retrieval.sources.records import Transcripts
 
-    if not any(isinstance(source, Chat) for source in sources):
+    if not any(isinstance(source, Transcripts) for source in sources):
         return None
     from rest_local.decoding.opening import turn_renderer
     from rest_local.llama.model import Model

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreError, DatastoreExists, DatastoreUnwritable
 from rest_local.retrieval.documents import Document, FileState, encoded, pack_documents, pack_states
-from rest_local.retrieval.files import LOCK, Files, unwritable
+from rest_local.retrieval.files import LOCK, Files, mapping_os_errors
 from rest_local.retrieval.format import (
     MANIFEST,
     MAX_SEGMENT,
@@ -261,7 +261,7 @@ def commit(
     """
     recipe = dict(recipe or {})
     check_recipe(recipe)
-    with unwritable(directory):
+    with mapping_os_errors(directory):
         check_ours(directory)
         before = set(os.listdir(directory))
         old, new = (directory / f"{MANIFEST}.new-{secrets.token_hex(8)}" for _ in range(2))

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from rest_local.errors import DatastoreError, DatastoreUnwritable, OptionError, RestLocalError, printable
 from rest_local.retrieval.building.build import Progress, no_progress, write_file, write_segments
 from rest_local.retrieval.documents import Document, DocumentTokenizer, Opener, Text, counted, tokenize_documents
-from rest_local.retrieval.files import LOCK, Files, digest_of, locked, unwritable
+from rest_local.retrieval.files import LOCK, Files, digest_of, locked, mapping_os_errors
 from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId, parse_segment, sealed, unsealed
 from rest_local.retrieval.rows import PADDING, width_of
 from rest_local.retrieval.sources.listing import read_regular
@@ -273,7 +273,7 @@ def staged(index: Path, made: ShardPlan, files: Files) -> Iterator[tuple[Path, S
     directory = index / f"staging-{key}"
     with suppress(DatastoreError, OSError):
         remove_orphans(index, files, plans=True, keep=directory)
-    with locked(directory, make=files), unwritable(index):
+    with locked(directory, make=files), mapping_os_errors(index):
         try:
             with suppress(FileNotFoundError, KeyError, TypeError, ValueError, OptionError):
                 made = refreshed(ShardPlan.from_dict(unsealed((directory / PLAN).read_bytes())), made)

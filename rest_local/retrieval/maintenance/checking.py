@@ -30,7 +30,7 @@ import numpy as np
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreLocked
 from rest_local.retrieval.building.build import commit, write_file
 from rest_local.retrieval.documents import Document, alive, documents_of, states_by_document, states_of
-from rest_local.retrieval.files import Files, digest_of, is_held, locked, unwritable
+from rest_local.retrieval.files import Files, digest_of, is_held, locked, mapping_os_errors
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId, file_name, owns
 from rest_local.retrieval.home import folders, read_manifest, stagings
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
@@ -337,11 +337,11 @@ def repair(planned: RepairPlan, *, files: Files | None = None) -> None:
             elif planned.lost or planned.again:
                 _commit(planned, files)
             if any(fault.kind == "orphan" for fault in planned.left):
-                with unwritable(directory):
+                with mapping_os_errors(directory):
                     delete_unnamed(directory, files, everything=True)
     for fault in planned.left:
         path = directory / fault.name
-        with unwritable(path):
+        with mapping_os_errors(path):
             if fault.kind == "removed" and path.exists():
                 delete(path, files)
             elif fault.kind == "staging" and path.exists():
@@ -404,7 +404,7 @@ def _restore(directory: Path, copy: Path, files: Files) -> None:
     """Do step 3 of a commit, for a manifest that is there already. The copy stays until the next writer deletes it: on
     a file system whose renames are not atomic (exFAT), a power cut may take it away before it has its new name.
     """
-    with unwritable(directory):
+    with mapping_os_errors(directory):
         new = directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
         write_file(files, new, copy.read_bytes())
         files.sync_directory(directory)

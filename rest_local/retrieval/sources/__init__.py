@@ -2,11 +2,21 @@
 
 from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe, source_of
-from rest_local.retrieval.sources.records import Chat, Jsonl, Parquet, Stdin
+from rest_local.retrieval.sources.records import Jsonl, Parquet, Stdin, Transcripts
 from rest_local.retrieval.sources.source import Reading, Render, Source
 from rest_local.retrieval.sources.walk import Python, Walk
 
 __all__ = [
-    "Chat", "Git", "Jsonl", "Parquet", "Python", "Reading", "Render", "Source", "Stdin", "Walk", "from_recipe",
+    "Git",
+    "Jsonl",
+    "Parquet",
+    "Python",
+    "Reading",
+    "Render",
+    "Source",
+    "Stdin",
+    "Transcripts",
+    "Walk",
+    "from_recipe",
     "source_of",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.paths import data_home
 from rest_local.retrieval.sources.git import Git
-from rest_local.retrieval.sources.records import Chat, Jsonl, Parquet, Stdin
+from rest_local.retrieval.sources.records import Jsonl, Parquet, Stdin, Transcripts
 from rest_local.retrieval.sources.source import Source, made
 from rest_local.retrieval.sources.walk import Python, Walk, absolute
 
@@ -126,7 +126,7 @@ def _present(recipe: str, source: Source) -> Source:
     return replace(source, paths=paths)
 
 
-KINDS: dict[str, type[Source]] = {kind.kind: kind for kind in (Walk, Git, Jsonl, Parquet, Chat, Stdin, Python)}
+KINDS: dict[str, type[Source]] = {kind.kind: kind for kind in (Walk, Git, Jsonl, Parquet, Transcripts, Stdin, Python)}
 
 
 def source_of(fields: Any) -> Source:

@@ -226,7 +226,7 @@ def _pyarrow() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat(_Files):
+class Transcripts(_Files):
     """One document for each turn of an assistant, named `FILE:LINE#TURN`, both from 1. A row of JSON Lines, or an
     element of a JSON list, is a list of messages or an object with `messages`, and perhaps `system`. So are sessions of
     `rest-local chat` and rows for fine-tuning.

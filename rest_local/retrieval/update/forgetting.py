@@ -20,7 +20,7 @@ from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
+from rest_local.retrieval.files import WAIT_S, Files, locked, mapping_os_errors
 from rest_local.retrieval.format import SegmentEntry
 from rest_local.retrieval.home import find, holds_files
 from rest_local.retrieval.sources.git import Git
@@ -121,7 +121,7 @@ def _rewrite(
         keep=tuple(entry for index, entry in enumerate(entries) if entry and index not in again),
         files=files,
     )
-    with unwritable(store.directory):
+    with mapping_os_errors(store.directory):
         delete_unnamed(store.directory, files)
         remove_all(store.directory, files)
 

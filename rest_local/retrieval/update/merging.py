@@ -41,7 +41,7 @@ from rest_local.retrieval.documents import (
     numbers_in,
     states_of,
 )
-from rest_local.retrieval.files import Files, locked, unwritable
+from rest_local.retrieval.files import Files, locked, mapping_os_errors
 from rest_local.retrieval.format import Manifest, SegmentEntry
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import MERGE, Staged, clear, staging
@@ -136,7 +136,7 @@ def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, prog
     store.check([entries[index] for index in chosen])  # or damaged text would get a new, valid checksum
     documents = (document for index in chosen for document in store.each_document(index))
     vocabulary = store.manifest.vocabulary
-    with unwritable(place):
+    with mapping_os_errors(place):
         written = write_segments(
             place, documents, vocabulary=vocabulary, progress=progress, segment_tokens=most, files=files
         )

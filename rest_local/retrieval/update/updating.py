@@ -35,7 +35,7 @@ from rest_local.retrieval.building.build import (
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, DocumentTokenizer, FileState, Text, counted, tokenize_documents
-from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
+from rest_local.retrieval.files import WAIT_S, Files, locked, mapping_os_errors
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.rows import Int32Array
@@ -278,7 +278,7 @@ def _collected(
         if size > SMALL_SEGMENT:
             place, every = stack.enter_context(staging(base.directory, given.files)), chain(few, documents)
             identity = base.manifest.vocabulary
-            with unwritable(place):
+            with mapping_os_errors(place):
                 entries = write_segments(place, every, vocabulary=identity, progress=given.progress, files=given.files)
             return [], Staged(place, entries)
     return few, None

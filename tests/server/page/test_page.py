@@ -13,7 +13,7 @@ from support.toy import demo_model
 from rest_local.decoding.engine import Engine
 from rest_local.llama.sampling_defaults import SamplingDefaults
 from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -22,7 +22,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 def drafting() -> Iterator[Live]:
     """Serve the demo model with a policy that always drafts. `auto` drafts only if that is faster."""
     serving = Serving(
-        Settings(port=0), "demo", lambda: Engine.load(demo_model(), slots=2, policy="sam"), drain_seconds=5
+        ServerSettings(port=0), "demo", lambda: Engine.load(demo_model(), slots=2, policy="sam"), drain_seconds=5
     )
     with served(serving) as live:
         assert serving.loaded.wait(300)

@@ -12,7 +12,7 @@ from support.toy import demo_model
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
 from rest_local.server.page import document
-from rest_local.server.settings import Settings
+from rest_local.server.settings import ServerSettings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -63,7 +63,7 @@ def test_the_page_waits_for_a_loading_server(opened: Open) -> None:
         assert ready.wait(60)
         return Engine.load(demo_model(), slots=1)
 
-    serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)
+    serving = Serving(ServerSettings(port=0), "demo", load, drain_seconds=5)
     with served(serving) as live:
         try:
             page = opened(live, but="status of 503")

@@ -68,7 +68,7 @@ def test_only_what_takes_long_is_said_of_a_prompt(quiet: Live, opened: Open) -> 
 
 def test_statistics_and_settings_fold_away_and_stay_folded(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    switch, side = page.get_by_role("button", name="Settings and statistics"), page.locator("#side")
+    switch, side = page.get_by_role("button", name="ServerSettings and statistics"), page.locator("#side")
     width = "document.querySelector('.work').clientWidth"
     narrow = page.evaluate(width)
     expect(switch).to_have_attribute("aria-expanded", "true")
