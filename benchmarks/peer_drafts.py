@@ -58,7 +58,7 @@ START_SECONDS, LIMIT_SECONDS = 60.0, 600.0
 
 _ARGUMENTS = (
     *("-c", str(N_CTX), "-np", "1", "-t", "1"),
-    *("-fa", "off", "--swa-full", "--ctx-checkpoints", "0"),  # as the contexts of this project compute
+    *("-fa", "off", "--swa-full", "--ctx-checkpoints", "0"),  # The contexts of this project compute so, too.
     *("--poll", "0", "--no-warmup", "--offline", "--log-colors", "off", "--host", "127.0.0.1"),
 )
 _CANDIDATE = re.compile(r"draft candidate +(\d+), pos +(\d+): +(\d+) \( *([\d.]+)\)")

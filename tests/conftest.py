@@ -114,8 +114,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _never_waits_for_the_disk() -> Iterator[None]:
-    """No test cuts the power: power cuts are tested by what `Files` was asked to do. A descriptor that is not open is
-    still an error. Processes that a test starts do wait."""
+    """Skip fsync: power cuts are tested by what `Files` was asked to do. Processes that a test starts do sync."""
 
     def checked(descriptor: int) -> None:
         os.fstat(descriptor)
@@ -127,7 +126,7 @@ def _never_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
-    """Each client of httpx reads all certificates of the system, 45 ms, for servers that speak no TLS."""
+    """Read all certificates of the system once. Each client of httpx would, in 45 ms, for servers that speak no TLS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
@@ -135,7 +134,7 @@ def _certificates_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _children_are_forked() -> Iterator[None]:
-    """Each model is tried in a child process before it is loaded; tests of these children start real ones."""
+    """Fork the child processes in which models are tried before they are loaded. Tests of them start real ones."""
     from support.forked import can_fork, forked, trust
     from support.toy import demo_model
 
@@ -150,7 +149,7 @@ def _children_are_forked() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _whole_self_test() -> Iterator[None]:
-    """Exact engines compare all rows while they load, however busy the machine is."""
+    """Let exact engines compare all rows while they load, however busy the machine is."""
     from rest_local.calibration import tuning
 
     with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +160,7 @@ def _whole_self_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _fixed_prices() -> Iterator[None]:
-    """How often an engine looks up and drafts depends on no measured time (`support.prices`)."""
+    """Fix the prices, so that no measured time decides how often an engine looks up and drafts (`support.prices`)."""
     from support import prices
 
     with pytest.MonkeyPatch.context() as patch:
@@ -171,8 +170,7 @@ def _fixed_prices() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Two processes of tests share two cores: two threads of each would wait for each other at every node of a graph.
-    Tests of threads say how many."""
+    """Use one thread, since two processes of tests share two cores. Tests of threads say how many."""
     from rest_local.llama import cores
 
     with pytest.MonkeyPatch.context() as patch:
@@ -182,7 +180,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def measured_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines measure what their steps cost, as for a user."""
+    """Let engines measure what their steps cost, as for a user."""
     from support import prices
 
     prices.measure(monkeypatch)
@@ -205,9 +203,10 @@ def default_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """`tiny_model("llama")`, `tiny_model("llama", quant="Q8_0")`: the path of a tiny random-weight GGUF, made once.
+    """Return `tiny_model("llama", quant="Q8_0")`, which gives the path of a tiny random-weight GGUF, made once.
 
-    Options are those of `benchmarks.tiny.tiny`."""
+    Options are those of `benchmarks.tiny.tiny`.
+    """
     from support.forked import trust
 
     from benchmarks.tiny import tiny
@@ -227,9 +226,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
-    """`shared_data("ggml-vocab-qwen2.gguf")`: a read-only input that is not part of the project; skips where absent.
+    """Return `shared_data("ggml-vocab-qwen2.gguf")`, which gives a read-only input that is not part of the project.
 
-    Looked for in `$REST_LOCAL_SHARED`, else in `shared/data` next to the project."""
+    It is looked for in `$REST_LOCAL_SHARED`, else in `shared/data` next to the project. The test skips without it.
+    """
     root = Path(os.environ.get("REST_LOCAL_SHARED") or Path(__file__).parents[2] / "shared" / "data")
 
     def find(name: str) -> Path:
@@ -242,8 +242,7 @@ def shared_data() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def vocabulary_of(shared_data: Callable[[str], Path], tiny_model: TinyModel) -> Iterator[Callable[[str], Vocabulary]]:
-    """`vocabulary_of("qwen2")`: the vocabulary of `ggml-vocab-qwen2.gguf`, of the demo model for "demo", of tiny
-    models for "tiny". Opened once: a large one takes a second, and preparing it for grammars another."""
+    """Yield `vocabulary_of("qwen2")`, which opens `ggml-vocab-qwen2.gguf` once, and also knows "demo" and "tiny"."""
     from support.forked import trust
     from support.toy import demo_model
 

@@ -47,7 +47,7 @@ Install = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def install(tmp_path: Path) -> Install:
-    """`install("g++", amx="on", right=False)` puts a compiler on an empty PATH and returns the environment."""
+    """Return `install("g++", amx="on", right=False)`, which makes a compiler the only thing on PATH."""
 
     def put(*names: str, amx: str = "on", right: bool = True, text: str = COMPILER) -> dict[str, str]:
         for name in names:

@@ -46,7 +46,7 @@ def prose_of(path: Path) -> str:
 
 @cache
 def definitions_of(path: Path) -> frozenset[str]:
-    """Every function and class that a file defines."""
+    """Return every function and class that a file defines."""
     nodes = ast.walk(ast.parse(text_of(path)))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return frozenset(node.name for node in nodes if isinstance(node, kinds))
@@ -201,7 +201,7 @@ def test_sections_of_the_design_that_are_cited_exist() -> None:
 
 
 def dotted_names(document: Path) -> Iterator[str]:
-    """Names such as `planning.budget` or `rest_local.decoding.engine.Engine` in a document's prose."""
+    """Return names such as `planning.budget` or `rest_local.decoding.engine.Engine` in a document's prose."""
     for name in re.findall(r"`((?:rest_local\.)?[a-z_]+(?:\.\w+)+)`", prose_of(document)):
         bare = name.removeprefix("rest_local.")
         if bare.split(".")[0] in ROOMS and not bare.endswith(".py"):
@@ -209,7 +209,7 @@ def dotted_names(document: Path) -> Iterator[str]:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name below `rest_local` is a module, or something in one."""
+    """Return True if a dotted name below `rest_local` is a module, or something in one."""
     parts = name.split(".")
     for n in range(len(parts), 0, -1):
         path = ROOT / "rest_local" / Path(*parts[:n])

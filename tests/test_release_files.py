@@ -34,7 +34,7 @@ PR_SET_MDWE = 65
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction of the Dockerfile and its arguments, with continued lines joined."""
+    """Return each instruction of the Dockerfile and its arguments, with continued lines joined."""
     lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     pairs = (line.partition(" ") for line in joined.splitlines() if line.strip())
@@ -67,7 +67,7 @@ def tracked() -> list[str]:
 
 
 def in_context(path: str) -> bool:
-    """Whether .dockerignore lets a tracked file through: the last pattern that matches decides."""
+    """Return True if .dockerignore lets a tracked file through: the last pattern that matches decides."""
     let = True
     for pattern in (ROOT / ".dockerignore").read_text("utf-8").splitlines():
         bare = pattern.removeprefix("!").rstrip("/")
@@ -111,7 +111,7 @@ def free_port() -> int:
 
 
 def forbid_code_in_data() -> None:
-    """In this process and its children, as MemoryDenyWriteExecute= does. Linux 6.3 and later."""
+    """Forbid it in this process and its children, as MemoryDenyWriteExecute= does. Linux 6.3 and later."""
     ctypes.CDLL(None).prctl(PR_SET_MDWE, 1, 0, 0, 0)
 
 

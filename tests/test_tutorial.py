@@ -125,7 +125,7 @@ def run(language: str, block: str, place: Path, programs: Path) -> str:
 
 
 def start_and_stop(lines: str, place: Path, programs: Path) -> None:
-    """Each until it has loaded its model, on a free port: tests may run twice at a time."""
+    """Run each until it has loaded its model, on a free port, since tests may run twice at a time."""
     for line in lines.splitlines():
         words = [str(place.parent / word[2:]) if word.startswith("~/") else word for word in shlex.split(line, True)]
         if words:

@@ -30,7 +30,7 @@ def bench() -> None:
 
 HERE = "this machine"
 EDITS = 100
-DEPTHS = 10  # as many as fit into one line
+DEPTHS = 10  # So many fit into one line.
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "cluster.md"
 
 @pytest.fixture
 def requests(tmp_path: Path) -> Path:
-    """With two that have errors."""
+    """Write requests of which two have errors."""
     return with_errors(tmp_path / "in.jsonl", REQUESTS)
 
 

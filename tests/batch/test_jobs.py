@@ -16,7 +16,7 @@ from rest_local.errors import InputInvalid, OptionError
 
 
 def read(*lines: Any, shard: Shard | None = None) -> list[Job]:
-    """Jobs of lines: bytes as they are, everything else as JSON."""
+    """Read the jobs of lines, which are bytes as they are or objects that become JSON."""
     data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
     return read_stream(io.BytesIO(data), "test", shard)
 

@@ -23,7 +23,7 @@ WRONG = 16  # tokens after each context
 
 
 def wrong_continuations(recorded: list[Recorded], agreeing: int) -> Iterator[tuple[str, npt.NDArray[np.integer]]]:
-    """After every token of every answer, `agreeing` copies of the same wrong text, so that a match looks certain."""
+    """Put `agreeing` copies of the same wrong text after every token of every answer, so that a match looks certain."""
     for answer in recorded:
         text = [*answer.prompt[-1:], *answer.answer]
         for place, (token, right) in enumerate(pairwise(text)):

@@ -21,7 +21,7 @@ def proposed(peer: Peer, tokens: Sequence[int], limit: int = 63) -> list[int]:
 
 
 def replayed(peer: Peer, recorded: Sequence[Recorded]) -> tuple[float, float]:
-    """MAT and nodes per step."""
+    """Return MAT and nodes per step."""
     result = replay(recorded, lambda: peer, peer, FREE).to_dict()
     assert result["tokens_changed"] == 0
     return result["mat"], result["nodes_per_step"]

@@ -197,7 +197,7 @@ def test_servers_of_a_race_write_only_into_homes_of_their_own(
 
 
 def results() -> dict[str, Any]:
-    """Two workloads of two prompts. In `copy`, the peer has 2 and 4 times llama-server's speed, rest-local 3 and 3."""
+    """Return two workloads of two prompts. In `copy` the peer is 2 and 4 times as fast, and rest-local 3 times."""
     runs = []
     for workload, ours in (("copy", 4.0), ("chat", 12.0)):
         for number, name in enumerate(("a", "b")):

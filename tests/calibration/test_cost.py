@@ -38,7 +38,7 @@ steps = st.lists(
 
 
 def curve_of(per_token: float, attention: float = 0.0, plain: float = 10.0) -> CostCurve:
-    """n tokens cost `plain` x (1 + per_token (n - 1)) ms, and `attention` ms more for each token of context."""
+    """Return a curve: n tokens cost `plain` x (1 + per_token (n - 1)) ms, and `attention` ms a token of context."""
     base = [plain * (1 + per_token * (n - 1)) for n in SIZES]
     return CostCurve.from_points([0, 1000], SIZES, [base, [ms + 1000 * attention for ms in base]])
 
@@ -343,7 +343,7 @@ def test_ten_batches_correct_a_wrong_speed(
 
 
 def three_sizes(ratio: float) -> CostCurve:
-    """10 ms for one token, `ratio` times as much for 8, 64 tokens in proportion."""
+    """Return the costs: 10 ms for one token, `ratio` times as much for 8, and 64 tokens in proportion."""
     return CostCurve.from_points([0], [1, 8, 64], [[10.0, 10.0 * ratio, 10.0 * (1 + 9 * (ratio - 1))]])
 
 

@@ -21,7 +21,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test sees a model, a cache or a token of the user. Returns the home directory that is used instead."""
+    """Hide the user's models, caches and tokens. Return the home directory that is used instead."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

@@ -143,7 +143,7 @@ CASES = [
 
 
 def _words(messages: list[dict[str, Any]]) -> list[str]:
-    """Texts that the prompt must contain."""
+    """Return texts that the prompt must contain."""
     words = []
     for message in messages:
         content = message.get("content") or ""

@@ -24,7 +24,7 @@ class FakePiece:
 
 
 class FakeStream:
-    """Yields the script; an exception in it is raised, and a function called, where it stands."""
+    """A stream of the script. It raises an exception in the script, and calls a function."""
 
     def __init__(
         self, script: Sequence[FakePiece | BaseException | Callable[[], None]], speed: float, most: int | None = None
@@ -53,7 +53,7 @@ class FakeStream:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer; it has reasoning where `<think>` begins it."""
+        """Return the answer, which has reasoning if `<think>` begins it."""
         from rest_local.chat.tools import message_of
 
         parser = self.parser()
@@ -83,7 +83,7 @@ class FakeStream:
 
 @dataclass
 class FakeEngine:
-    """Answers each `generate` and `chat` with the next script of `scripts`, the last one for ever."""
+    """An engine that answers each `generate` and `chat` with the next script of `scripts`, the last one for ever."""
 
     scripts: list[list[FakePiece | BaseException | Callable[[], None]]]
     warnings: list[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ from rest_local.cli.index import group
 
 
 class ByteVocabulary:
-    """Every byte is a token."""
+    """A vocabulary in which every byte is a token."""
 
     name, size, hash = "bytes", 256, "b0" * 32
 
@@ -27,7 +27,7 @@ class ByteVocabulary:
 
 
 class NamedVocabulary(ByteVocabulary):
-    """Another one for each name."""
+    """A vocabulary that differs for each name."""
 
     def __init__(self, name: str) -> None:
         self.name, self.hash = name, name.encode().hex().ljust(64, "0")
@@ -36,7 +36,7 @@ class NamedVocabulary(ByteVocabulary):
 def replace_models(
     patch: pytest.MonkeyPatch, folder: Path, of: Callable[[Path], Any] = lambda path: ByteVocabulary()
 ) -> None:
-    """In place of every model its vocabulary as `of` gives it. Datastores and the working directory are in `folder`."""
+    """Replace every model by its vocabulary as `of` gives it, with datastores and the working directory in `folder`."""
     patch.delenv("REST_LOCAL_MODEL", raising=False)
     patch.setattr(group, "open_vocabulary", lambda path: nullcontext(of(path)))
     patch.setattr(group, "model_path", lambda value: Path(value or "toy.gguf"))

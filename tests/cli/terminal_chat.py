@@ -50,7 +50,7 @@ ANSWERS = {
 
 
 class Endless(FakeStream):
-    """Words for ever, slowly enough that the processor is not spent on them."""
+    """A stream of words for ever, slowly enough that the processor is not spent on them."""
 
     ends_with_a_key = False
 
@@ -65,7 +65,7 @@ class Endless(FakeStream):
 
 
 class TerminalEngine(FakeEngine):
-    """Answers by the last message."""
+    """An engine that answers by the last message."""
 
     def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
         question = messages[-1]["content"]

@@ -160,7 +160,7 @@ def test_replace_writes_it_anew(call: Call, requests: Path, tmp_path: Path) -> N
 
 
 def wait_for_lines(process: subprocess.Popen[bytes], output: Path, count: int) -> None:
-    """Until so many answers are written."""
+    """Wait until so many answers are written."""
     while not output.exists() or output.read_bytes().count(b"\n") < count:
         assert process.poll() is None, "it ended by itself"
         time.sleep(0.01)

@@ -19,7 +19,7 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def chat_engine(fake_engine: Install) -> Install:
-    """As `fake_engine`, of a model that can chat."""
+    """Return `fake_engine` with a model that can chat."""
 
     def install(*scripts: Any, **fields: Any) -> FakeEngine:
         engine = fake_engine(*scripts, **fields)

@@ -63,12 +63,12 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """All rows, without blanks at their ends and blank ones at the end."""
+        """Return all rows, without blanks at their ends and blank ones at the end."""
         return "\n".join(row.rstrip() for row in self.screen.display).rstrip("\n").split("\n")
 
     @property
     def cells(self) -> list[Any]:
-        """Every cell: its character and how it looks."""
+        """Return every cell: its character and how it looks."""
         return [self.screen.buffer[row][column] for row in range(ROWS) for column in range(self.screen.columns)]
 
 
@@ -111,7 +111,7 @@ def test_a_text_that_comes_in_parts_looks_as_one_that_comes_at_once(name: str, m
 
 
 def styled(*parts: str, colours: bool = True) -> list[tuple[str, str]]:
-    """Each character and the escape sequences that are in force for it."""
+    """Return each character and the escape sequences that are in force for it."""
     markdown = Markdown(colours)
     text = "".join([*map(markdown.feed, parts), markdown.finish()])
     style, made = "", []
@@ -147,7 +147,7 @@ def test_no_text_controls_the_terminal(text: str) -> None:
 
 
 def looks(text: str) -> dict[str, str]:
-    """Each stretch of a text in one style, and that style; the last of equal ones."""
+    """Return each stretch of a text in one style, and that style."""
     found: dict[str, str] = {}
     run = ""
     for (character, style), (_, after) in pairwise([*styled(text), ("", "end")]):

@@ -72,7 +72,7 @@ def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:
 
 
 def being_written(screen: str) -> bool:
-    """Whether the endless answer goes on: its text is the last line, however much of it has scrolled off."""
+    """Return True if the endless answer goes on: its text is the last line, however much of it has scrolled off."""
     return "word" in screen.rpartition("\n")[2]
 
 

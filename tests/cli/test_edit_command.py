@@ -43,7 +43,7 @@ def fenced(text: str) -> Script:
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where answers to refused files are kept."""
+    """Return the folder where answers to refused files are kept."""
     folder = tmp_path_factory.mktemp("kept")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
@@ -51,7 +51,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def model(fake_engine: Install) -> Install:
-    """`fake_engine` with a model that can chat."""
+    """Return `fake_engine` with a model that can chat."""
 
     def install(*scripts: Script, **fields: Any) -> FakeEngine:
         engine = fake_engine(*scripts, **fields)
@@ -70,7 +70,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def edit(call: Call) -> Call:
-    """`call("edit", "-m", ...)` with a model that is not the demo model."""
+    """Return `call("edit", "-m", ...)` with a model that is not the demo model."""
     return lambda *arguments, **more: call("edit", "-m", "m.gguf", *map(str, arguments), **more)
 
 

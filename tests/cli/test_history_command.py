@@ -16,7 +16,7 @@ from rest_local.retrieval import History, VocabularyId, history_home, list_histo
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two histories, and what was learned about the first model."""
+    """Make two histories, and something that was learned about the first model."""
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
     for name, answers in (("toy-1", [[1, 2, 3], [4]]), ("big-2", [[5] * 1200])):

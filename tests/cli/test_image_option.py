@@ -20,7 +20,7 @@ from rest_local.errors import OptionError
 
 
 class FakeProjector:
-    """Takes what begins as a PNG does."""
+    """A projector that takes what begins as a PNG does."""
 
     def image(self, data: bytes) -> None:
         if not data.startswith(b"\x89PNG"):

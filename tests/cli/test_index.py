@@ -64,7 +64,7 @@ def test_secrets_are_named(corpus):
 
 
 class WordVocabulary(ByteVocabulary):
-    """A dot belongs to the word after it, as in most vocabularies."""
+    """A vocabulary in which a dot belongs to the word after it, as in most."""
 
     name, size, hash = "words", 5000, "d0" * 32
     words: ClassVar[list[str]] = []
@@ -131,7 +131,7 @@ def test_nothing_from_a_file_reaches_the_terminal_with_its_control_characters(co
 
 @pytest.fixture
 def other(monkeypatch):
-    """`other()` changes the model to one of another vocabulary, and back."""
+    """Return `other()`, which changes the model to one of another vocabulary, and back."""
 
     def change():
         changed = ByteVocabulary.hash == "b0" * 32

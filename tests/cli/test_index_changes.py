@@ -13,7 +13,7 @@ from rest_local.retrieval.home import datastore_path, indexes
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three files. `one.gguf` and `two.gguf` stand for models; their vocabulary has the name that they hold."""
+    """Make three files. `one.gguf` and `two.gguf` stand for models, whose vocabulary has the name that they hold."""
 
     replace_models(monkeypatch, tmp_path, lambda path: NamedVocabulary(path.read_text()))
     for name in ("one", "two"):

@@ -204,7 +204,7 @@ Watching = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def watching(code: Code) -> Iterator[Watching]:
-    """`rest-local index watch mine`, once it watches."""
+    """Run `rest-local index watch mine`, once it watches."""
     with Model.open(demo_model(), vocab_only=True) as model:
         build_datastore("mine", [code.root], vocabulary=model.vocabulary, recipe={"model": str(demo_model())})
     made: list[subprocess.Popen[str]] = []

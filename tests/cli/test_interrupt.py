@@ -68,7 +68,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def endless() -> tuple[str, ...]:
-    """Options that forbid every token a text can end with."""
+    """Return options that forbid every token a text can end with."""
     with Model.open(demo_model(), vocab_only=True) as model:
         return tuple(word for token in model.vocabulary.ends for word in ("--logit-bias", f"{token}=-inf"))
 

@@ -65,7 +65,7 @@ def command(call: Call, hub_server: HubServer, home: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def typed(command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """`command` at a terminal whose user types the given line."""
+    """Run `command` at a terminal whose user types the given line."""
     monkeypatch.setattr(terminal, "can_ask", lambda: True)
     return lambda line, *arguments: command(*arguments, stdin=line)
 

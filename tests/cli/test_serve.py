@@ -105,7 +105,7 @@ def test_it_ends_when_its_terminal_closes_after_the_answer_in_progress() -> None
 
 
 class Store:
-    """A datastore, and how much an answer of a server that opened it takes from it."""
+    """A datastore, which knows how much an answer of a server that opened it takes from it."""
 
     def __init__(self, call: Callable[..., Any], folder: Path) -> None:
         self._call, self.path, self._text = call, str(folder / "store"), folder / "text.py"
@@ -116,7 +116,7 @@ class Store:
 
     @staticmethod
     def drafted(url: str) -> int:
-        """Tokens that the open commit gave."""
+        """Return how many tokens the open commit gave."""
         ask = {"prompt": "quixotic = 17\nquixotic", "n_predict": 4, "ignore_eos": True}
         answer = httpx.post(f"{url}/completion", json=ask | {"rest_local": {"policy": "rest", "origins": True}})
         assert answer.status_code == 200
@@ -126,7 +126,7 @@ class Store:
 
 @pytest.fixture
 def store(call: Callable[..., Any], tmp_path: Path) -> Store:
-    """One that holds nothing that is asked for."""
+    """Make a datastore that holds nothing that is asked for."""
     store = Store(call, tmp_path)
     store.build("zebra\n")
     return store
@@ -203,7 +203,7 @@ def test_a_port_in_use_is_one_line(call: Callable[..., Any]) -> None:
 
 
 def resident(server: Process) -> int:
-    """Peak bytes of memory of the child that serves, so far; 0 where no /proc tells it."""
+    """Return the peak bytes of memory of the child that serves, or 0 if no /proc tells it."""
     for child in server.children():
         for line in Path(f"/proc/{child}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

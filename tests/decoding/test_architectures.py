@@ -41,9 +41,10 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Result, drafted: Result) -> None:
-    """Where drafted output first differs, the two tokens' logits after the same text are nearly equal: as near as the
-    engine's own self-test reports on the end of that text, by its largest gap at a flip or, where it saw none, the
-    largest change of a logit. (Its usual text is a source file, which changes.)
+    """Check that the two tokens' logits are nearly equal where drafted output first differs.
+
+    They are as near as the engine's own self-test reports on the end of that text, by its largest gap at a flip or, if
+    it saw none, the largest change of a logit. (Its usual text is a source file, which changes.)
     """
     pairs = enumerate(zip(plain.tokens, drafted.tokens, strict=True))
     differ = next((i for i, (a, b) in pairs if a != b), None)

@@ -77,7 +77,7 @@ def test_branches_that_there_was_no_time_for_are_dropped(monkeypatch: pytest.Mon
 
 
 def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-    """Scripted logits over the whole vocabulary: a few tokens matter, and ends are often among the likeliest."""
+    """Script logits over the whole vocabulary: a few tokens matter, and ends are often among the likeliest."""
     digest = hashlib.blake2b(np.array(history[-2:], "<i4").tobytes(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(digest, "little"))
     row = np.full(size, -30.0, np.float32)

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def generate(store: Datastore) -> tuple[list[int], int]:
-    """(tokens, accepted ones of the drafts): a real lookup at every step, over a backend whose arithmetic is exact."""
+    """Return (tokens, accepted ones of the drafts), with a real lookup at every step and exact arithmetic."""
     backend = FakeBackend(n_ctx=64)
     sources = Sources([store], N_VOCAB)
     sources.restart(PROMPT)

@@ -119,7 +119,7 @@ def test_tokens_that_would_have_to_be_sorted_are_not_assumed() -> None:
 
 
 class Recorder(Keen):
-    """With a record of what it drafts."""
+    """A policy that records what it drafts."""
 
     drafts: list[Any]
     used = 0
@@ -134,7 +134,7 @@ class Recorder(Keen):
 
 
 def in_any_time(forward: Forward, at_work: Pass) -> list[tuple[RequestState, Exception]]:
-    """As `Forward.draft_ahead`, however long the pass takes."""
+    """Draft ahead as `Forward.draft_ahead` does, however long the pass takes."""
     for state in at_work.running:
         if not state.done and not at_work.parts:
             state.draft_ahead()
@@ -169,7 +169,7 @@ def answers(prompts: list[list[int]], ahead: bool, seeds: bool, n: int, monkeypa
 
 
 def long_prompts(n: int, seeds: bool) -> list[list[int]]:
-    """Prompts with answers of at least 30 tokens; the number of each is its seed."""
+    """Return prompts with answers of at least 30 tokens. The number of each is its seed."""
     found: list[list[int]] = []
     for number in range(1000):
         prompt = [number % 5, number % 7, number % 11]

@@ -53,7 +53,7 @@ class Blind(Auto):
 
 
 def _row(vocabulary: Vocabulary, seed: int, history: Sequence[int]) -> np.ndarray:
-    """Logits that depend on the newest two tokens."""
+    """Return logits that depend on the newest two tokens."""
     rng = np.random.default_rng([seed, *history[-2:]])
     row: np.ndarray = rng.standard_normal(vocabulary.size).astype(np.float32)
     row[vocabulary.ends] += 3.0

@@ -42,7 +42,7 @@ Files = tuple[Path, Path | None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Exact answers of all that drafts; the rest with each kind of model and of file once, or some of them."""
+    """Test exact answers with all that drafts, and the rest with each kind of model and file once, or some of them."""
     model, inside, hybrid, eagle = COVERING
     kinds = {
         test_exact_answers_are_those_of_the_model_alone: DRAFTERS,
@@ -113,8 +113,9 @@ def asked(engine: Engine, prompt: str, n: int = 40, **options: Any) -> Request:
 
 @contextlib.contextmanager
 def drafting(engine: Engine, drafted: int = 0, accepted: int = 0) -> Iterator[None]:
-    """More tokens of the drafting model than these are drafted, and accepted. (How many are accepted depends on the
-    rounding of the processor: 10 and 19 on two machines.)
+    """Check that more tokens of the drafting model than these are drafted and accepted.
+
+    How many are accepted depends on the rounding of the processor: 10 and 19 on two machines.
     """
     counts = engine.totals.by_source.setdefault("model", {"drafted": 0, "accepted": 0})
     before = dict(counts)
@@ -124,7 +125,7 @@ def drafting(engine: Engine, drafted: int = 0, accepted: int = 0) -> Iterator[No
 
 
 def agree(one: Result, tokens: list[int]) -> None:
-    """Another answer leaves this one, which has log-probabilities, at a near-tie only."""
+    """Check that another answer leaves this one, which has log-probabilities, at a near-tie only."""
     leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, tokens, strict=False)) if a != b), None)
     if leaves is None:
         assert len(one.tokens) == len(tokens)

@@ -62,7 +62,7 @@ def opened(engines: dict[str, list[Engine]], tiny_model, tmp_path: Path) -> Iter
 
 
 def prompt(engine: Engine, text: str, *seeds: int, size: tuple[int, int] = (40, 30)) -> Prompt:
-    """`text` with an image for each `{}`."""
+    """Return `text` with an image for each `{}`."""
     marks = [f"<{number}>" for number in range(len(seeds))]
     return engine.image_prompt(text.format(*marks), dict(zip(marks, (picture(s, size) for s in seeds), strict=True)))
 

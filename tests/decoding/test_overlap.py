@@ -33,7 +33,7 @@ from rest_local.planning.policy import Off
 
 
 class Reader:
-    """What the owner of a sequence reads, and whether a pass was under way whenever it was woken."""
+    """The owner of a sequence: what it reads, and whether a pass was under way whenever it was woken."""
 
     def __init__(self, sequence: RequestState, device: FakeDevice) -> None:
         self.pieces: list[Piece] = []
@@ -46,7 +46,7 @@ class Reader:
         self.pieces += self._job.read()
 
     def check(self) -> None:
-        """Everything was read once, in order."""
+        """Check that everything was read once, in order."""
         result = self._job.result
         assert "".join(piece.text for piece in self.pieces) == result.text
         assert [token for piece in self.pieces for token in piece.tokens] == result.tokens
@@ -321,7 +321,7 @@ PROMPT = "def main():\n    for x in range(3):\n"
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Engines that are loaded from then on do it late, or at once."""
+    """Return a function that lets engines which are loaded from then on learn late, or at once."""
     made = Forward.__init__
 
     def choose(overlaps: bool) -> None:

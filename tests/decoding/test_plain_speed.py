@@ -63,7 +63,7 @@ def estimate(factor: float = 1.0) -> CostCurve:
 
 
 def decoded(machine: Machine, curve: CostCurve, n: int, truth: float | None = None) -> RequestState:
-    """One answer of n tokens; `truth`: how many of the drafts are right, None: nothing is looked up."""
+    """Decode one answer of n tokens. `truth` of the drafts is right, and with None nothing is looked up."""
     sources, policy = (None, make_policy("off", curve)) if truth is None else (InParts(truth), Always(curve))
     sequence = sequence_of(machine, PROMPT, n, sources=sources, policy=policy, ignore_end=True)
     scheduler = scheduler_of(machine, curve)

@@ -33,7 +33,7 @@ def vocabulary(vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Characters of each text that llama.cpp is given."""
+    """Return the characters of each text that llama.cpp is given."""
     lengths: list[int] = []
     call = Tokenizer._call
 

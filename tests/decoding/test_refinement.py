@@ -22,7 +22,7 @@ TRUE = CostCurve.from_points([0], SIZES, [[10.0 * (0.8 + 0.2 * n) for n in SIZES
 
 
 def estimate(slope: float = 0.9) -> CostCurve:
-    """Far too dear for a draft, as an estimate may be."""
+    """Return an estimate far too dear for a draft."""
     return CostCurve.from_points([0], SIZES, [[10.0 * (1 - slope + slope * n) for n in SIZES]], ESTIMATED)
 
 
@@ -58,7 +58,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def idle(curve: CostCurve, policy: str = "auto") -> Calibration:
-    """After a request of this policy."""
+    """Be idle after a request of this policy."""
     backend = FakeBackend(n_ctx=512)
     scheduler = scheduler_of(backend)
     calibrating = make(scheduler, curve)

@@ -67,7 +67,7 @@ def test_the_files_are_private(saved: Path) -> None:
 
 
 def refused(model: Path, path: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> str:
-    """Why the cells are not used; the answer is that of a fresh engine all the same."""
+    """Return why the cells are not used, after a check that the answer is that of a fresh engine all the same."""
     with open_engine(model, **options) as engine:
         expected = answer(engine, NEXT)
     with open_engine(model, **options) as engine, caplog.at_level(logging.WARNING, "rest_local.engine"):

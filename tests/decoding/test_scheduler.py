@@ -474,7 +474,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def cells_at_work_are_counted(self) -> None:
-        """Each counts once, shared or not; and those to come."""
+        """Check that each cell counts once, shared or not, and that those to come count."""
         at_work = [sequence for sequence in self.scheduler.admitted if sequence.is_admitted]
         ids = sum((1 << each.slot.branches.n) - 1 << each.slot.branches.first_id for each in at_work)
         held = sum(bool(cell.mask & ids) for cell in self.backend.cells)
@@ -608,7 +608,7 @@ def test_text_that_comes_at_once_ends_where_the_answer_ends(n: int) -> None:
 
 
 def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:
-    """How many forward passes there are before it is done."""
+    """Count the forward passes until it is done."""
     passes = 0
     while not sequence.done:
         scheduler.step()

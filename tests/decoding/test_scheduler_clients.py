@@ -43,7 +43,7 @@ def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6, **optio
 
 
 def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int = 0) -> list[RequestState]:
-    """One request of each of these clients, in this order."""
+    """Submit one request of each of these clients, in this order."""
     sequences = [of(backend, client, TEXTS[begin + n]) for n, client in enumerate(clients)]
     submit_all(scheduler, sequences)
     return sequences

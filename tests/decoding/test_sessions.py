@@ -39,8 +39,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _sessions_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Short texts too; and whole ones, however slow the machine is: a request waits at most a second for a text that
-    gives way, and loses the rest.
+    """Keep sessions of short texts too, and whole ones, however slow the machine is.
+
+    Otherwise a request waits at most a second for a text that gives way, and loses the rest.
     """
     monkeypatch.setattr(sessions, "LEAST_TOKENS", PART)
     monkeypatch.setattr(sessions, "LOSS_S", 600.0)
@@ -53,7 +54,7 @@ def _sessions_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def text(n: int, seed: int = 0) -> list[int]:
-    """Ids that every tiny vocabulary has."""
+    """Return ids that every tiny vocabulary has."""
     rng = random.Random(seed)
     return [rng.randrange(40, 120) for _ in range(n)]
 

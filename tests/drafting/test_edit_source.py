@@ -70,7 +70,7 @@ def ids(vocabulary: Any, text: str) -> list[int]:
 
 
 def hits(vocabulary: Any, prompt: str, answer: str, given: str = "") -> list[bool]:
-    """For each token of the answer after `given` whether it was drafted as the next token."""
+    """Return for each token of the answer after `given` whether it was drafted as the next token."""
     edits, rows = EditSource(vocabulary), []
     edits.restart(ids(vocabulary, prompt), 0)
     edits.extend(ids(vocabulary, given))

@@ -31,7 +31,7 @@ def _estimate(cell: int) -> float:
 
 
 def _calibrate(before: PrecedingBigram, candidates: Merged) -> list[Calibrated]:
-    """Depends only on the tokens, so that every node gets another result."""
+    """Calibrate by the tokens only, so that every node gets another result."""
     return [(token, 0.05 + 0.9 * ((7 * token + 3 * before[0] + before[1]) % 11) / 11, (token,)) for token in candidates]
 
 
@@ -258,7 +258,7 @@ def test_with_any_answers_every_node_is_the_best_of_its_time(
 
 
 def _available(grown: Growth) -> dict[tuple[int, int], float]:
-    """By (parent, token): the joint probability of each candidate that can be added."""
+    """Return the joint probability of each candidate that can be added, by (parent, token)."""
     tree = grown.draft.tree
     found: dict[tuple[int, int], float] = {}
     if len(tree) >= grown.most:

@@ -216,7 +216,7 @@ Moves = list[tuple[str, int, int, int]]
 
 
 def moved(place: Place, texts: list[HeadText], moves: Moves, longest: int) -> list[Followed]:
-    """Texts that were extended, cut back, shared, loaded and queried along drafted paths of at most so many tokens."""
+    """Return texts that were extended, cut back, shared, loaded and queried along drafted paths of so many tokens."""
     all_texts = followed(place, texts, 12, 30, 100)
     for move, which, other, n in moves:
         one = all_texts[which]

@@ -26,7 +26,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 
 def chain(rules: int) -> str:
-    """Rules that refer to each other: llguidance recurses once for each."""
+    """Return rules that refer to each other, since llguidance recurses once for each."""
     return "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(rules)), f'r{rules}: "x"'])
 
 

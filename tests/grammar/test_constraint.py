@@ -23,7 +23,7 @@ def _one(vocabulary: Vocabulary, text: str) -> int:
 
 
 def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
-    """Logits with end tokens first, then the given tokens."""
+    """Return logits with end tokens first, then the given tokens."""
     row = np.full(vocabulary.size, -20.0, np.float32)
     row[vocabulary.ends] = 30.0
     row[list(then)] = 10.0 - np.arange(len(then))

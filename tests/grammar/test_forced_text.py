@@ -55,13 +55,13 @@ def vocabulary(vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
 
 
 def bytes_of(vocabulary: Vocabulary, text: bytes) -> list[int]:
-    """One token for each byte."""
+    """Return one token for each byte."""
     known = vocabulary.grammar_tokens().of_byte
     return [known[byte] for byte in text]
 
 
 def after(vocabulary: Vocabulary, grammar: Grammar, tokens: list[int], asked: bool = False) -> Constraint:
-    """`asked`: for what is forced, at every token on the way."""
+    """Walk along these tokens, and if `asked` ask at each of them what is forced."""
     constraint = Constraint(vocabulary, grammar)
     for token in tokens:
         if asked:
@@ -76,7 +76,7 @@ def drafted(constraint: Constraint, most: int = 32) -> bytes:
 
 
 def the_only_way(vocabulary: Vocabulary, constraint: Constraint) -> bytes:
-    """Naive oracle: the bytes with which all allowed tokens begin, one at a time."""
+    """Return the bytes with which all allowed tokens begin, one at a time: the naive oracle."""
     twin, text = twin_of(constraint), b""
     while True:
         allowed = twin.allowed()

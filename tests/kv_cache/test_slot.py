@@ -256,7 +256,7 @@ def test_cells_after_a_shared_prefix_count_for_each_slot() -> None:
 
 
 def slots_of(*texts: list[int], in_order: bool = False) -> tuple[Slots, list[list[int]]]:
-    """Idle slots with these texts, and what is told about before it is lost."""
+    """Return idle slots with these texts, and the list of texts that are about to be lost."""
     lost: list[list[int]] = []
 
     class Watching(Sessions):

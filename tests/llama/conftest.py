@@ -11,7 +11,7 @@ RUN = sandbox.run  # before anything replaces it
 
 @pytest.fixture
 def real_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children are new processes, as for a user, and not forked (`support.forked`)."""
+    """Start new processes as children, as for a user, in place of forks (`support.forked`)."""
     monkeypatch.setattr(sandbox, "run", RUN)
 
 

@@ -28,7 +28,7 @@ class Sequence:
         self.context, self.seq = context, seq
 
     def evaluate(self, begin: int, end: int) -> np.ndarray:
-        """Logits of TEXT[begin:end] at its own positions."""
+        """Return the logits of TEXT[begin:end] at its own positions."""
         self.context.batch.fill(TEXT[begin:end], np.arange(begin, end), self.seq, 1, 1)
         assert self.context.decode() == 0
         return self.context.logits(end - begin).copy()
@@ -179,7 +179,7 @@ def test_a_context_that_does_not_fit_names_its_size_and_the_remedy(
 
 @st.composite
 def contents(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int, int, int, int]]]:
-    """capacity, max_ids, and (token, pos, first id, number of ids, output) of each token; sometimes too many."""
+    """Draw capacity, max_ids, and (token, pos, first id, number of ids, output) of each token, sometimes too many."""
     capacity, max_ids = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     rows = st.tuples(
         st.integers(0, 200_000), st.integers(0, 5000), st.integers(0, 9), st.integers(1, max_ids), st.integers(0, 1)

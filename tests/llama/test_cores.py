@@ -20,7 +20,7 @@ def machine(
     frequency: list[int] | None = None,
     old: bool = False,
 ) -> Path:
-    """`siblings`: for each processor the hardware threads of its core."""
+    """Pretend to be a machine. `siblings` has for each processor the hardware threads of its core."""
     for cpu, text in enumerate(siblings):
         place = root / f"sys/devices/system/cpu/cpu{cpu}"
         (place / "topology").mkdir(parents=True)

@@ -44,7 +44,7 @@ def model(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def break_when(monkeypatch: pytest.MonkeyPatch) -> BreakWhen:
-    """`break_when(rule)`: a child runs shell commands that `rule` returns for its task, if any. Returns the tasks."""
+    """Return `break_when(rule)`: a child runs the shell commands of `rule` for its task. It returns the tasks."""
 
     def put(rule: Breaks) -> list[Task]:
         tried: list[Task] = []

@@ -194,7 +194,7 @@ def whole() -> bytes:
 
 
 def read_all(path: Path) -> int:
-    """How many readers took the file. Any other error than ModelInvalid fails the test."""
+    """Return how many readers took the file. Any other error than ModelInvalid fails the test."""
     refused = []
     for read in READERS:
         try:

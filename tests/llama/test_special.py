@@ -28,7 +28,7 @@ def naive(tokens: Sequence[SpecialToken], text: str) -> list[str | int]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[SpecialToken], str]:
-    """There is at most one token of each length, because llama.cpp's order of equal lengths is not defined."""
+    """Draw at most one token of each length, because llama.cpp's order of equal lengths is not defined."""
     letters = draw(st.sampled_from(["ab", "<a>", "<|ab>", " a<\n"]))
     texts = draw(st.lists(st.text(letters, min_size=1, max_size=5), max_size=5, unique_by=len))
     strips = st.booleans() if draw(st.booleans()) else st.just(False)

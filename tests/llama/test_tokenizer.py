@@ -47,7 +47,7 @@ KINDS += ("spark2_5", "gemma4")
 
 
 def opened(path: Path, kind: str = "") -> Model:
-    """`kind`: the pre-tokenizer to use instead of the model's own."""
+    """Open a tokenizer, with the pre-tokenizer `kind` in place of the model's own."""
     override = (Override.parse(f"tokenizer.ggml.pre=str:{kind}"),) if kind else ()
     return Model.open(path, vocab_only=True, options=ModelOptions(override_kv=override))
 
@@ -71,7 +71,7 @@ def demo(vocabulary_of: Real) -> Vocabulary:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts so small that every text has dozens of cuts."""
+    """Make parts so small that every text has dozens of cuts."""
     monkeypatch.setattr(tokenizer, "PART_CHARACTERS", 300)
     monkeypatch.setattr(tokenizer, "SHORT_PART_CHARACTERS", 100)
 

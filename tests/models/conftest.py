@@ -13,7 +13,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 @pytest.fixture(scope="session")
 def recipe() -> Callable[[str], ModuleType]:
-    """`recipe("prepare")`: models/prepare.py as a module, without torch and tokenizers."""
+    """Return `recipe("prepare")`, which gives models/prepare.py as a module, without torch and tokenizers."""
 
     def load(name: str) -> ModuleType:
         known = f"recipe_{name}"

@@ -68,7 +68,7 @@ class OnlyDraftModel(Silent):
 
 
 def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 1200, each: int = 1200) -> float:
-    """Speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
+    """Return the speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
     story = list(range(n_tokens + 200))
     drafter = Scripted(story, right, pass_ms)
     sources, policy = OnlyDraftModel(drafter), Auto(curve)
@@ -122,7 +122,7 @@ def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: f
 
 
 def asked(drafter: Scripted, joint: float, known: float, most_ms: float = 100.0) -> bool:
-    """Whether a question is asked: a path of this joint probability, below which a token of `known` is known."""
+    """Return True if a path of this joint probability is asked about. Below it a token of `known` is known."""
     ms = GPU.at(512).tolist()
     text = cast(Any, drafter)
     growth = cast(Any, SimpleNamespace(open_nodes=lambda: [OpenNode(0, (), joint, known)], answered=lambda *_: None))

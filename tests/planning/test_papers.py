@@ -76,7 +76,7 @@ class Fixed:
 
 
 def branches(tree: DraftTree) -> set[tuple[int, ...]]:
-    """Every root-to-leaf path."""
+    """Return every root-to-leaf path."""
     found = set()
     for leaf in range(len(tree)):
         if not tree.children_of(leaf):

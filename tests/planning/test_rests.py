@@ -37,7 +37,7 @@ class Played:
 
 
 def text_of(seed: int, n: int = 700) -> list[int]:
-    """Frequent tokens that repeat alone, new tokens, and now and then a passage again."""
+    """Return frequent tokens that repeat alone, new tokens, and now and then a passage again."""
     rng = np.random.default_rng(seed)
     text: list[int] = []
     while len(text) < n:

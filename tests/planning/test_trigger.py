@@ -98,7 +98,7 @@ class Thorough(Trigger):
 
 @st.composite
 def steps_of_two_requests(draw: st.DrawFn) -> list[tuple[int, int, float | None, float, float]]:
-    """(request, tokens that repeat, entropy, price, saving), with prices and savings that change rarely."""
+    """Draw (request, tokens that repeat, entropy, price, saving), with prices and savings that change rarely."""
     prices = draw(st.lists(st.sampled_from([0.004, 0.01, 0.04, 0.1, 0.3]), min_size=1, max_size=3))
     paying = draw(
         st.lists(st.sampled_from([0.0, 0.02, 0.2, 1.0]), min_size=len(REPEATS) + 1, max_size=len(REPEATS) + 1)

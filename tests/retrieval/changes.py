@@ -89,7 +89,7 @@ def opened(source: Path, path: Path) -> Folder:
 
 
 def left_over(path: Path) -> set[str]:
-    """Files that no manifest names, and staging directories."""
+    """Return files that no manifest names, and staging directories."""
     kept = {file_name(entry.name, kind) for entry in read_manifest(path).segments for kind in entry.files}
     files = {name for name in os.listdir(path) if owns(name) and name not in kept}
     return files | {place.name for place in stagings(path)}

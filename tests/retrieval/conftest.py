@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hard links fail, as on exFAT and on many network and FUSE file systems."""
+    """Let hard links fail, as on exFAT and on many network and FUSE file systems."""
 
     def refused(*arguments: object, **options: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -38,7 +38,7 @@ def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unprivileged() -> Iterator[None]:
-    """Permissions apply to this thread as to a normal user: root drops its capabilities for the test."""
+    """Apply permissions to this thread as to a normal user: root drops its capabilities for the test."""
     if os.geteuid() != 0:
         yield
         return

@@ -100,7 +100,7 @@ def _file(path: Path) -> str:
 
 
 def fail_at(step: int, code: int, *, for_good: bool = False) -> Callable[[int, str], None]:
-    """For `Named`: an operation fails. for_good: all after it too."""
+    """Return a function for `Named` that lets an operation fail, and with `for_good` all after it."""
 
     def fail(now: int, name: str) -> None:
         if now == step or (for_good and now > step):

@@ -17,7 +17,7 @@ def agreement(before: Sequence[int], context: Sequence[int]) -> int:
 def every_row(
     documents: Sequence[Sequence[int]], context: Sequence[int], depth: int
 ) -> dict[int, tuple[int, list[int]]]:
-    """position -> (match, continuation) for all matches of at least one token; a document ends with one separator."""
+    """Return position -> (match, continuation) for all matches of a token or more. A document ends with a separator."""
     rows, start = {}, 0
     for document in documents:
         for at in range(1, len(document) + 1):
@@ -30,7 +30,7 @@ def every_row(
 
 
 def assert_right(rows: Rows, expected: dict[int, tuple[int, list[int]]], limit: int) -> None:
-    """Each row is correct, no row is repeated, and no longer match is missing."""
+    """Check that each row is correct, no row is repeated, and no longer match is missing."""
     found = {
         int(position): (int(match), continuation.tolist())
         for position, match, continuation in zip(rows.positions, rows.match, rows.continuations, strict=True)

@@ -47,7 +47,7 @@ def make(path: Path, content: dict[str, list[int]], **options: Any) -> Path:
 
 
 def content_of(path: Path) -> dict[str, list[int]]:
-    """All documents of the newest commit. Fails if it is damaged."""
+    """Return all documents of the newest commit. Fail if it is damaged."""
     with Datastore.open(path) as store:
         store.check()
         text = np.concatenate([segment.slice(0, len(segment)) for segment in store.segments])

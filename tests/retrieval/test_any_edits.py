@@ -122,7 +122,7 @@ class Edits(RuleBasedStateMachine):
 
 
 def lookups(path: Path) -> set[tuple[int, tuple[int, ...]]]:
-    """(match, continuation) of all rows for a context, as far as they are in the text."""
+    """Return (match, continuation) of all rows for a context, as far as they are in the text."""
     with Datastore.open(path) as store:
         found = store.rows(np.frombuffer(b"y x", np.uint8).astype(np.int32), 1000, 4)
         rows = zip(found.match.tolist(), found.continuations.tolist(), strict=True)

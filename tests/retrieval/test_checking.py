@@ -24,7 +24,7 @@ STATE = FileState("new.py", 5, 7, b"s" * 32)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Three documents in three segments, with file states."""
+    """Make a datastore of three documents in three segments, with file states."""
     documents = [Document(name, np.array(tokens, np.int32), (STATE,)) for name, tokens in NEW.items()]
     build(tmp_path / "home" / "store", documents, vocabulary=VOCABULARY, segment_tokens=6)
     return tmp_path / "home" / "store"

@@ -159,7 +159,7 @@ def test_the_commands_of_the_page_leave_nothing(nodes: RayNodes, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 files of some 14 KB; in shards of 64 KB. The last one is `last`."""
+    """Write 24 files of some 14 KB, for shards of 64 KB. The last one is `last`."""
     folder = tmp_path_factory.mktemp("cluster") / "source"
     folder.mkdir()
     numbers = random.Random(5)

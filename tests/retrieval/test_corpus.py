@@ -161,7 +161,7 @@ def test_a_tracked_directory_that_has_become_a_link_is_not_followed(repository, 
 
 @pytest.fixture
 def outer(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With two submodules, one of them not initialised, and repositories that git does not track."""
+    """Make a repository with two submodules, one of them not initialised, and repositories that git does not track."""
     library = Repository(tmp_path_factory.mktemp("library") / "repository")
     library.commit("all", {"s.py": "s", ".gitignore": "*.log.py\n", "deep/t.py": "t"})
     for module in ("vendor.js", "missing"):

@@ -61,7 +61,7 @@ def check_find(store: Datastore) -> None:
 
 
 def check_places(store: Datastore, positions: np.ndarray) -> None:
-    """Each position is inside the text; its name and line may be damaged."""
+    """Check that each position is inside the text. Its name and line may be damaged."""
     assert all(0 < position < len(store) for position in positions.tolist())
     for position in positions.tolist():
         with contextlib.suppress(DatastoreCorrupt):
@@ -187,7 +187,7 @@ def test_a_flipped_bit_of_any_byte_of_a_manifest_is_noticed(store):
 
 
 def every_number(fields: dict, found: list | None = None) -> list:
-    """(container, key) of each integer in the manifest, except the revision: any counter is right."""
+    """Return (container, key) of each integer in the manifest but the revision, of which any is right."""
     found = [] if found is None else found
     for key, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
         if isinstance(value, int) and key != "revision":

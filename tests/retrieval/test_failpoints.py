@@ -30,7 +30,7 @@ Commit = tuple[dict[str, str], int]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    """Only copies of it are changed. Segments of a few tokens are large ones."""
+    """Make a folder of which only copies are changed. Segments of a few tokens are large ones."""
     with pytest.MonkeyPatch.context() as patch:
         set_small(patch.setattr)
         yield prepared(tmp_path_factory.mktemp("folder"))

@@ -23,7 +23,7 @@ from rest_local.retrieval.update.merging import merge
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """Three files in a segment, of which one got another content and one another name: both are deleted there."""
+    """Make a segment of three files, in which two are deleted: one got another content and one another name."""
     monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
     folder = Folder(tmp_path)
     folder.write("a.py", "alpha")

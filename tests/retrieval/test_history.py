@@ -37,7 +37,7 @@ def random_answers(n: int, length: int = 50, seed: int = 0) -> list[list[int]]:
 
 
 def answers_in(path: Path) -> list[list[int]]:
-    """All committed answers, oldest first. Compares every checksum."""
+    """Return all committed answers, oldest first, after a comparison of every checksum."""
     with Datastore.open(path) as store:
         store.check()
         return [tokens.tolist() for i in range(len(store.segments)) for _, tokens, _ in store.documents(i)]
@@ -188,7 +188,7 @@ def test_histories_are_listed_and_forgotten(home: Path) -> None:
 
 
 def _write(path: Path, answers: list[list[int]], barrier: Any, forgotten: Any = None) -> None:
-    """`forgotten`: an event to wait for after the first answer."""
+    """Write the answers, each in a run of its own, and wait for the event `forgotten` after the first."""
     warnings: list[str] = []
     logging.getLogger("rest_local.history").addFilter(lambda record: warnings.append(record.getMessage()) or True)
     barrier.wait(120)

@@ -42,7 +42,7 @@ def written(path: Path) -> Path:
 
 
 def say(path: Path, answer: list[int] = SAID, **options: object) -> None:
-    """One run: open, search, add, close."""
+    """Make one run: open, search, add, close."""
     kept = History.open(path, VOCABULARY, **options)  # type: ignore[arg-type]
     rows = kept.rows(CONTEXT, 8, 4)
     assert rows.continuations.max(initial=-1) < VOCABULARY.size

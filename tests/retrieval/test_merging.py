@@ -26,7 +26,7 @@ CAP = SMALL_SEGMENT * FANOUT**4
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """Five files in five segments, one of them deleted, one with the content of another one."""
+    """Make five files in five segments, one of them deleted, and one with the content of another one."""
     monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
     monkeypatch.setattr(merging, "SMALL_SEGMENT", 1000)
     folder = Folder(tmp_path)

@@ -75,7 +75,7 @@ IDENTITY = VocabularyId(Bytes.hash, Bytes.size, Bytes.name)
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """60 files of 2 to 8 KB, in shards of some 16 KB."""
+    """Write 60 files of 2 to 8 KB, for shards of some 16 KB."""
     monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
     monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
     folder = tmp_path / "source"
@@ -247,7 +247,7 @@ class Refusing(Files):
 
 @contextlib.contextmanager
 def killed_before_the_commit(tmp_path: Path) -> Iterator[None]:
-    """Every shard is done in the staging directory, and the index has nothing."""
+    """Kill a build when every shard is done in the staging directory, and the index has nothing."""
     with pytest.raises(Killed):
         yield
     assert content(tmp_path / "store") == {}

@@ -235,7 +235,7 @@ def test_what_a_living_writer_uses_stays(base: Path) -> None:
 
 
 def left_by_dead_writers(store: Path) -> list[Path]:
-    """One of each kind, with the secret in it."""
+    """Leave one leftover of each kind, with the secret in it."""
     tokens = file_name("2" * 16, "tokens")
     left = [
         store / tokens,

@@ -17,7 +17,7 @@ from rest_local.retrieval.update.updating import Updated, add_sources
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Three files, of which two have the same content."""
+    """Make three files, of which two have the same content."""
     folder = Folder(tmp_path)
     folder.write("a.py", "alpha")
     folder.write("b.py", "beta")

@@ -10,7 +10,7 @@ _FORMS = ((1, "big"), (2, "big"), (2, "little"), (3, "big"), (3, "little"), (4, 
 
 
 def _needles() -> set[bytes]:
-    """All rotations, in both directions: as text, and as token ids (a byte each) of every width."""
+    """Return all rotations, in both directions: as text, and as token ids (a byte each) of every width."""
     turned = [UNIT[start:] + UNIT[:start] for start in range(len(UNIT))]
     texts = [way.encode() for text in turned for way in (text, text[::-1])]
     return {b"".join(byte.to_bytes(width, order) for byte in text) for text in texts for width, order in _FORMS}

@@ -39,7 +39,7 @@ PATIENCE = 60.0
 
 
 def refuses(port: int) -> bool:
-    """Whether no process listens on a port of the loopback."""
+    """Return True if no process listens on a port of the loopback."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -104,7 +104,7 @@ class Forked:
 
 
 async def forked(warm: Warm, fresh: Callable[[Setup], Awaitable[Any]], setup: Setup) -> Forked:
-    """In the place of `process._started`: half a second instead of two. One that inherits sockets is a fresh one."""
+    """Fork the process of a model, in half a second instead of two. One that inherits sockets is a fresh one."""
     if setup.sockets:
         process: Forked = await fresh(setup)
         return process
@@ -134,7 +134,7 @@ def _models_are_forked() -> Iterator[None]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[Path]]:
-    """`files("a", "b")`: the demo model under these names."""
+    """Return `files("a", "b")`, which gives the demo model under these names."""
 
     def made(*names: str) -> list[Path]:
         paths = [tmp_path / f"{name}.gguf" for name in names]
@@ -174,7 +174,7 @@ def router_of(
 
 @pytest.fixture
 def routed() -> Iterator[Callable[..., Routed]]:
-    """`routed([choice(path)], limit=...)`: routers, stopped at the end of the test."""
+    """Return `routed([choice(path)], limit=...)`, which starts routers that are stopped at the end of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *given, **options: stack.enter_context(router_of(*given, **options))
 
@@ -190,13 +190,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
 
 @pytest.fixture
 def pool_of(fakes: list[FakeProcess], tmp_path: Path) -> Callable[..., Pool]:
-    """`pool_of("one", "two", limit=1)`: a pool of `fakes`, each of which takes one byte."""
+    """Return `pool_of("one", "two", limit=1)`, which makes a pool of `fakes`, each of which takes one byte."""
     return lambda *names, **options: Pool([served(name, tmp_path) for name in names], **options)
 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
-    """Two models, `one` (also called `coder`) and `two`, for tests that leave them as they are."""
+    """Serve two models, `one` (also called `coder`) and `two`, for tests that leave them as they are."""
     folder = tmp_path_factory.mktemp("pair")
     for name in ("one", "two"):
         shutil.copyfile(demo_model(), folder / f"{name}.gguf")

@@ -98,7 +98,7 @@ def served(name: str, tmp_path: Path, need: Callable[[], Need] = lambda: Need(1,
 
 
 async def turns(n: int = 20) -> None:
-    """Lets all tasks go on that can."""
+    """Let all tasks go on that can."""
     for _ in range(n):
         await asyncio.sleep(0)
 

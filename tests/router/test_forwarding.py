@@ -137,7 +137,7 @@ class Scripted(Silent):
 
 @contextlib.asynccontextmanager
 async def answering(*acts: bytes | None) -> AsyncIterator[Scripted]:
-    """`acts`: for each request the bytes of an answer, after which the connection is reset; None: reset at once."""
+    """Answer each request with the next bytes of `acts` and reset the connection, or with None reset it at once."""
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         process.requests.append(await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(2))

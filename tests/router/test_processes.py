@@ -40,7 +40,7 @@ STREAMS = {
 
 
 def is_answering(live: Routed) -> bool:
-    """Whether a slot of `one` is in use. No slot is, between two processes."""
+    """Return True if a slot of `one` is in use. Between two processes none is."""
     slots = live.get("/slots?model=one")
     return slots.status_code == 200 and any(slot["is_processing"] for slot in slots.json())
 

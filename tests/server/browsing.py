@@ -43,7 +43,7 @@ def done(page: Any) -> None:
 
 
 def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
-    """Answers every chat request of the page with these events."""
+    """Answer every chat request of the page with these events."""
     lines = [json.dumps(each) for each in (*chunks, chunk({}, "stop"))]
     body = "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]"))
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))

@@ -17,8 +17,10 @@ from rest_local.server.settings import ServerSettings
 
 @pytest.fixture(scope="session", autouse=True)
 def _stops_at_once() -> Iterator[None]:
-    """uvicorn looks ten times a second whether it has to stop and whether its connections have ended. A hundred times
-    a second, the 270 servers of these tests stop 40 s sooner."""
+    """Let uvicorn look a hundred times a second, not ten, whether it has to stop and whether connections have ended.
+
+    So the 270 servers of these tests stop 40 s sooner.
+    """
     sleep = asyncio.sleep
     with pytest.MonkeyPatch.context() as patch:
         quick = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: sleep(min(seconds, 0.01))})
@@ -38,7 +40,7 @@ def demo() -> Iterator[Live]:
 
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Live]]:
-    """`scripted(keys=(b"k",), room=2, answer=None)`: servers of this test alone."""
+    """Return `scripted(keys=(b"k",), room=2, answer=None)`, which starts servers for this test alone."""
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(scripted_server(**options))
 

@@ -92,7 +92,7 @@ class FakeStream:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Pieces given in the block arrive at its end, as from an engine that is faster than its reader."""
+        """Let pieces that are given in the block arrive at its end, as from an engine faster than its reader."""
         self._held = True
         yield
         self._held = False
@@ -122,7 +122,7 @@ class FakeService:
         self._news = threading.Condition()
 
     def forget(self, answer: Iterable[str] | None) -> None:
-        """As new, for the next test, which gets this `answer`."""
+        """Forget everything for the next test, which gets this `answer`."""
         self.streams, self.answer = [], answer
 
     def submit_all(self, requests: Iterable[Request], wake: Callable[[bool], None] | None = None) -> list[FakeStream]:
@@ -149,7 +149,7 @@ class FakeService:
         return self.streams[number]
 
     def say(self, *texts: str, number: int = 0) -> None:
-        """Answers the stream with this number whole."""
+        """Answer the stream with this number whole."""
         for text in texts:
             self.stream(number).give(text)
         self.stream(number).end()

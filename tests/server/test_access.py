@@ -18,7 +18,7 @@ LOGGERS = ("rest_local.server", "uvicorn.error")
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """Everything that any logger says, as the server writes it."""
+    """Return everything that any logger says, as the server writes it."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     handler.setFormatter(JsonLines())

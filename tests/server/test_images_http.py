@@ -119,7 +119,7 @@ MESSAGES = "/v1/messages"
 
 
 def block(data: bytes) -> dict[str, Any]:
-    """Anthropic's block of an image."""
+    """Return Anthropic's block of an image."""
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     return {"type": "image", "source": source}
 

@@ -109,7 +109,7 @@ def texts_of(made: Choice, parts: list[str]) -> list[str]:
 
 
 def oracle(text: str, least: int) -> tuple[str, bool]:
-    """llama-server's rule, line by line over the whole text: a line after the first that is indented less ends it."""
+    """Apply llama-server's rule to the whole text: a line after the first that is indented less ends it."""
     first, *lines = text.split("\n")
     given = first
     for number, line in enumerate(lines):

@@ -162,7 +162,7 @@ def test_an_answer_that_is_not_streamed_has_no_backlog_limit(
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Tokenizing sets `inside` and waits for `go`; `calls` counts its calls."""
+    """Let tokenizing set `inside` and wait for `go`. `calls` counts its calls."""
 
     class Held:
         inside, go, calls = threading.Event(), threading.Event(), 0

@@ -39,7 +39,7 @@ def types() -> tuple[type[BaseModel], TypeAdapter[Any]]:
 
 
 def events_of(text: str) -> list[Event]:
-    """Name and data of each event. All but pings and errors have the package's types."""
+    """Return name and data of each event. All but pings and errors have the package's types."""
     found = []
     for block in text.strip().split("\n\n"):
         name, data = block.split("\n")

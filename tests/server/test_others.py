@@ -50,7 +50,7 @@ def live(scripted: Scripted, users: str) -> Live:
 
 
 def entries(event: dict[str, Any]) -> int:
-    """Ids or log-probabilities in an event."""
+    """Return the ids or log-probabilities in an event."""
     if event.get("stop"):  # llama-server's last event repeats all of them
         return 0
     choice = event.get("choices", [{}])[0] if event.get("choices") else {}

@@ -32,7 +32,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """`start(model=..., **settings)`: a server with a real engine, two slots."""
+    """Return `start(model=..., **settings)`, which starts a server with a real engine and two slots."""
     with ExitStack() as stack:
 
         def begin(*, model: Path | None = None, limit: int = 1 << 30, **options: Any) -> Live:

@@ -66,7 +66,7 @@ def test_nodes_and_drivers_killed_at_random(tmp_path: Path) -> None:
 
 
 def _wait(process: subprocess.Popen[str], output: Path, moments: random.Random) -> None:
-    """Until some lines more are there, or the process has ended, and then a few milliseconds."""
+    """Wait until some lines more are there, or the process has ended, and then a few milliseconds."""
     wanted = _lines(output) + moments.choice((0, 1, moments.randrange(REQUESTS // 2)))
     while process.poll() is None and _lines(output) < wanted:
         time.sleep(0.002)
@@ -151,7 +151,7 @@ def _source(folder: Path) -> Path:
 
 
 def _sleep(process: subprocess.Popen[str], store: Path, moments: random.Random, seconds: float) -> None:
-    """Until some moment of a build that takes so many seconds: often soon after a segment began to arrive."""
+    """Sleep until some moment of a build that takes so many seconds, often soon after a segment began to arrive."""
     end = time.monotonic() + moments.uniform(0.0, 1.2 * seconds)
     arrives = moments.random() < 0.5
     while process.poll() is None and time.monotonic() < end:

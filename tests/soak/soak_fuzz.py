@@ -249,7 +249,7 @@ class Closed(Exception):
 
 
 async def answer(reader: asyncio.StreamReader, head_only: bool) -> tuple[int, bytes, bool]:
-    """Status, body and whether the connection stays. Raises Closed."""
+    """Return status, body and whether the connection stays. Raises Closed."""
     try:
         status = 100
         while status == 100:
@@ -273,7 +273,7 @@ async def answer(reader: asyncio.StreamReader, head_only: bool) -> tuple[int, by
 
 
 async def work(port: int, fuzzer: Fuzzer, counts: Counts) -> None:
-    """One connection after another, until enough was sent."""
+    """Use one connection after another, until enough was sent."""
     rng, stream = fuzzer.rng, None
     while counts.left > 0:
         counts.left -= 1
@@ -314,7 +314,7 @@ async def work(port: int, fuzzer: Fuzzer, counts: Counts) -> None:
 
 
 def _learn(fuzzer: Fuzzer, body: bytes) -> None:
-    """Ids in an answer, for paths of later requests."""
+    """Note the ids in an answer, for paths of later requests."""
     at = body.find(b'"resp_')
     if at >= 0:
         fuzzer.known.append(body[at + 1 : at + 54].split(b'"')[0].decode("latin-1"))
@@ -322,7 +322,7 @@ def _learn(fuzzer: Fuzzer, body: bytes) -> None:
 
 
 def valid_bodies(description: dict[str, Any]) -> dict[str, list[Any]]:
-    """By path: `EXAMPLES` and recorded requests."""
+    """Return `EXAMPLES` and recorded requests by path."""
     import recorded
 
     bodies = {path: list(some) for path, some in EXAMPLES.items()}
@@ -380,7 +380,7 @@ class Process:
             assert client.get("/health").json() == {"status": "ok"}
 
     def used(self) -> tuple[float, int]:
-        """Resident megabytes and open descriptors of the process and its children."""
+        """Return resident megabytes and open descriptors of the process and its children."""
         megabytes, descriptors = 0.0, 0
         for number in [self.process.pid, *_children(self.process.pid)]:
             status = Path(f"/proc/{number}/status").read_text("ascii")
@@ -456,7 +456,7 @@ def test_no_request_is_a_fault(kind: str, tmp_path: Path) -> None:
 
 
 def serve_scripted(port_file: Path) -> None:
-    """All routes of a server of one model, with a service that answers at once."""
+    """Serve all routes of one model, with a service that answers at once."""
     from fake_service import FakeEngine, FakeService
 
     from rest_local.api.errors import ApiError

@@ -74,7 +74,7 @@ def files_below(roots: frozenset[str]) -> dict[str, str]:
 
 
 def state_of(path: Path) -> State:
-    """Of the newest commit. Fails if a file of it is damaged."""
+    """Return the state of the newest commit. Fail if a file of it is damaged."""
     texts = texts_in(path)
     return State(frozenset(texts.items()), frozenset(roots_of(from_recipe(read_manifest(path).recipe))))
 
@@ -210,7 +210,7 @@ class Chain:
             os._exit(code)
 
     def killed(self, change: Change) -> Files:
-        """Files that end the process at a step of the change, or after it."""
+        """Return files that end the process at a step of the change, or after it."""
         at = self.draw.randrange(1, self.measured(change) + 2)
 
         def die(step: int, name: str) -> None:
@@ -220,7 +220,7 @@ class Chain:
         return Named(die)
 
     def turn(self) -> int:
-        """One or two changes that are killed or not. Returns the number of kills."""
+        """Make one or two changes that are killed or not. Return the number of kills."""
         self.edit(self.folder.source if self.draw.random() < 0.7 else self.other)
         mode = self.draw.random()
         if mode < 0.15:
@@ -248,7 +248,7 @@ class Chain:
         return files.steps
 
     def check(self, changes: list[Change], codes: list[int]) -> None:
-        """Whatever was killed: a commit is there that the changes can have made, and nothing else."""
+        """Check that, whatever was killed, the commit there is one that the changes can have made."""
         done = [change for change, code in zip(changes, codes, strict=True) if code == 0]
         allowed = [state for state, made in self.outcomes(changes) if all(change in made for change in done)]
         before, self.state = self.state, state_of(self.path)
@@ -299,7 +299,7 @@ class Chain:
         self.forget_everything_old()
 
     def forget_everything_old(self) -> None:
-        """After `forget` no file of the index has a text that is in no commit any more."""
+        """Check that after `forget` no file of the index has a text that is in no commit any more."""
         change = self.forget()
         self.run(change, Files())
         self.check([change], [0])

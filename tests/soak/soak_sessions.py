@@ -124,7 +124,7 @@ def _move(files: NamedSlots, rng: random.Random, counts: dict[str, int]) -> None
 
 
 def _check_cells(service: Service, context: Any) -> None:
-    """Each sequence id holds what its slot says, and no other any."""
+    """Check that each sequence id holds what its slot says, and no other id anything."""
 
     def held(engine: Engine) -> None:
         slots = engine.slots

@@ -24,7 +24,7 @@ WORDS = ("the", "cat", "dog", "sat", "on", "mat", "is", "a", "of", "and", "what"
 
 
 def words() -> Vocabulary:
-    """Lower-case words; a piece inside a word has no mark in front, as llama.cpp stores them."""
+    """Return lower-case words. A piece inside a word has no mark in front, as llama.cpp stores them."""
     letters = string.ascii_lowercase + string.digits
     tokens = [*MARKS, *(f"\u2581{word}" for word in WORDS), *(f"\u2581{each}" for each in letters if each != "a")]
     tokens += [*letters, *(f"\u2581{each}" for each in ".,?!")]

@@ -39,8 +39,7 @@ def _logits_of(history: bytes) -> np.ndarray:
 
 
 def logits_of(history: Sequence[int]) -> np.ndarray:
-    """float32 [N_VOCAB], read-only: mostly decided by the last two tokens, so that text repeats, a little by all of
-    them."""
+    """Return float32 [N_VOCAB], read-only. The last two tokens decide most, so that text repeats."""
     return _logits_of(bytes(history))
 
 
@@ -58,8 +57,7 @@ class Cell:
 
 
 def cells_of(cells: Sequence[Cell]) -> Callable[[int], list[tuple[int, int]]]:
-    """Of a sequence: (position, token) of its cells, sorted. Most cells have the same ids as their neighbours, so they
-    are grouped first."""
+    """Return a function that gives (position, token) of a sequence's cells, sorted, and fast by grouping equal ids."""
     groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for cell in cells:
         groups[cell.mask].append((cell.pos, cell.token))
@@ -144,7 +142,7 @@ class FakeBackend:
             self.cells.append(Cell(pos, token, sum(1 << seq for seq in ids)))
 
     def _row(self, i: int, n: int, seen: Callable[[int], list[tuple[int, int]]], texts: dict[int, Text]) -> np.ndarray:
-        """`texts`: of each sequence, kept for the other rows of the pass."""
+        """Return a row. `texts` has those of each sequence, kept for the other rows of the pass."""
         seq, pos = int(self.batch.ids[i, 0]), int(self.batch.pos[i])
         if seq not in texts:
             texts[seq] = Text(seen(seq))
@@ -202,7 +200,7 @@ class Recurrent(FakeBackend):
         self.restored: list[int] = []
 
     def is_right(self, seq: int = 0) -> bool:
-        """Whether the state is that of the cells."""
+        """Return True if the state is that of the cells."""
         return self.states[seq] == self._tokens(seq)
 
     def _tokens(self, seq: int) -> bytes:

@@ -139,7 +139,7 @@ class Alone:
         self.forward.evaluate_prompt(self.sequence)
 
     def step(self, wanted: int) -> Step:
-        """One pass: at most so many tokens."""
+        """Make one pass of at most so many tokens."""
         self.sequence.answer.left = wanted
         return self.forward.step_alone(self.sequence)
 
@@ -161,7 +161,7 @@ def run(scheduler: Scheduler, sequences: Sequence[RequestState]) -> None:
 
 
 def ask(scheduler: Scheduler, prompt: Sequence[int], n: int, *more: Any, **options: Any) -> RequestState:
-    """One request (`sequence_of`), stepped to its end with all others."""
+    """Submit one request (`sequence_of`), and step to its end with all others."""
     assert isinstance(scheduler.backend, FakeBackend)
     sequence = sequence_of(scheduler.backend, prompt, n, *more, **options)
     run(scheduler, [sequence])
@@ -198,6 +198,6 @@ def said(prompt: Sequence[int], n: int, chooser: Greedy | Draws | None = None) -
 
 
 def check_said(prompts: Iterable[Sequence[int]], sequences: Iterable[RequestState], n: int) -> None:
-    """Each request is answered as by greedy plain decoding of n tokens. There may be more prompts than requests."""
+    """Check that each request is answered as by greedy plain decoding of n tokens. Prompts may be left over."""
     for prompt, sequence in zip(prompts, sequences, strict=False):
         assert (sequence.error, sequence.result.tokens) == (None, said(prompt, n))

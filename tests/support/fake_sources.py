@@ -105,5 +105,5 @@ SHAPES = {
 
 
 def fortune(shape: str) -> Fortune:
-    """Of a named shape; it follows one text, so each request needs its own."""
+    """Return a `Fortune` of a named shape. It follows one text, so each request needs its own."""
     return Fortune(*SHAPES[shape])

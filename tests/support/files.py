@@ -25,7 +25,7 @@ def overwrite(file: Path, data: bytes) -> None:
 
 
 def write_with(monkeypatch: pytest.MonkeyPatch, hook: Callable[[Callable[[Any], int], Any], int]) -> None:
-    """Every write of a file that `paths.replacing` makes becomes `hook(write, data)`."""
+    """Let every write of a file that `paths.replacing` makes become `hook(write, data)`."""
 
     class Raw(io.FileIO):
         def write(self, data: Any) -> int:
@@ -39,7 +39,7 @@ def write_with(monkeypatch: pytest.MonkeyPatch, hook: Callable[[Callable[[Any], 
 
 @contextlib.contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """No file of this process may become larger: a write beyond it fails with EFBIG."""
+    """Limit the size of this process's files: a write beyond it fails with EFBIG."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:

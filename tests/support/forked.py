@@ -38,12 +38,12 @@ Run = Callable[[str, str, float], sandbox.ChildResult]
 
 
 def can_fork() -> bool:
-    """Not with a GPU: its driver does not outlive a fork. Not on macOS, whose frameworks do not."""
+    """Return False with a GPU, whose driver does not outlive a fork, and on macOS, whose frameworks do not."""
     return sys.platform.startswith("linux") and not library.supports_gpu()
 
 
 def forked(whole: Run) -> Run:
-    """`sandbox.run` with forked children. `whole`: runs the commands that a test puts in place of the child's."""
+    """Return `sandbox.run` with forked children. `whole` runs commands that a test puts in place of the child's."""
     known: dict[str, sandbox.ChildResult] = {}
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([__name__, *MODULES])
@@ -86,13 +86,13 @@ def trust(path: Path) -> None:
 
 
 def _is_ours(key: str) -> bool:
-    """Whether a task is about such a model alone, as it is in its file."""
+    """Return True if a task is about such a model alone, as it is in its file."""
     found = DIGESTS.findall(key)
     return len(found) == 1 and found[0] in _ours and not OVERRIDES.search(key)
 
 
 def _digest(path: re.Match[str]) -> str:
-    """Of a file that a task names; its path if it is large, or one of several parts."""
+    """Return the digest of a file that a task names, or a new key if it is large or one of several parts."""
     file = Path(json.loads(path[0]))
     if PART.search(file.name) or not file.is_file() or file.stat().st_size > 1 << 25:
         return f"{path[0]} {os.urandom(8).hex()}"

@@ -70,9 +70,10 @@ def forget_learned(engine: Engine) -> None:
 
 
 def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]:
-    """Many short requests at a time, of which some are cancelled, some share prefixes and some are sampled; then every
-    cell of the target and of what drafts is free. Returns figures; `first_mb` and `last_mb`: resident memory after a
-    third of them, and at the end.
+    """Serve many short requests at a time, of which some are cancelled, share prefixes or are sampled.
+
+    Then every cell of the target and of what drafts must be free. Return figures: `first_mb` and `last_mb` are the
+    resident memory after a third of them, and at the end.
     """
     rng = random.Random(seed)
     drafter = engine.context.drafter

@@ -60,7 +60,7 @@ class HubServer:
 
     @property
     def transfers(self) -> list[Request]:
-        """The requests for bytes of files."""
+        """Return the requests for bytes of files."""
         return [request for request in self.requests if request.path.startswith("/bytes/") and request.method == "GET"]
 
     def sha256(self, repo: str, name: str) -> str:
@@ -155,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True  # before all bytes that Content-Length promised
 
     def is_hidden(self, repo: str, token: str) -> bool:
-        """Whether the repository is not there for this request, which is answered then."""
+        """Return True, after an answer, if the repository is not there for this request."""
         if token not in ("", TOKEN):
             self.answer(401, headers={"X-Error-Message": "Invalid credentials in Authorization header"})
             return True

@@ -38,8 +38,9 @@ def projector_for(arch: str, folder: Path, width: int = WIDTH) -> Path:
 def reference(
     model: Model, projector: Path, settings: ContextSettings, text: str, images: Sequence[bytes], n: int
 ) -> tuple[list[int], list[TokenLogprobs]]:
-    """`n` tokens with their log-probabilities, greedily decoded after a text with images (`MARK`), which
-    `mtmd_helper_eval_chunk_single` evaluates; its last token is evaluated alone, as are those of the answer.
+    """Decode `n` tokens greedily after a text with images (`MARK`), and return them with their log-probabilities.
+
+    `mtmd_helper_eval_chunk_single` evaluates the text, and its last token alone, as are those of the answer.
     """
     parameters = mtmd.mtmd_context_params_default()
     parameters.use_gpu, parameters.print_timings, parameters.warmup, parameters.n_threads = False, False, False, 1

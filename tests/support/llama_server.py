@@ -72,12 +72,12 @@ _passed: list[str] = []
 
 
 def pytest_configure() -> None:
-    """`wget` is imported by their tests, to download."""
+    """Provide `wget`, which their tests import to download."""
     sys.modules.setdefault("wget", ModuleType("wget"))
 
 
 def pytest_sessionstart() -> None:
-    """No model is downloaded."""
+    """Download no model."""
     vars(sys.modules["utils"])["ServerPreset"].load_all = staticmethod(lambda: None)
 
 

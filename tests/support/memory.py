@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def resident_mb() -> float:
-    """Resident memory in MB, without what the allocator keeps for later; 0 where the kernel does not tell.
+    """Return the resident memory in MB, without what the allocator keeps for later, or 0 if the kernel does not tell.
 
     Threads that open connections at the same time leave up to 20 MB of that, which is no leak.
     """

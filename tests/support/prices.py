@@ -42,7 +42,7 @@ FLAT = FixedCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 
 def engine_curve() -> FixedCurve:
-    """Of an engine. Every price is certain, so nothing is timed between steps or in idle time."""
+    """Return the curve of an engine. Every price is certain, so nothing is timed between steps or in idle time."""
     return FixedCurve.from_points([0], [1, 64], [[10.0, 12.0]], Deviations.of(0.0, 0.0, 0.0))
 
 

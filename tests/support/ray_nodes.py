@@ -142,7 +142,7 @@ def _serve() -> None:
 
 
 def _works(node: str, before: set[str]) -> bool:
-    """Where /proc does not tell, whether a replica lives."""
+    """Return True if a replica on the node has loaded the model, or without /proc if it lives."""
     from ray._private.state import actors
 
     for name, actor in actors().items():

@@ -125,7 +125,7 @@ class _Gguf(ctypes.Structure):
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """By name, the shapes (in numpy's order) of the tensors that llama.cpp makes for a file of keys."""
+    """Return by name the shapes (in numpy's order) of the tensors that llama.cpp makes for a file of keys."""
     library, found = bindings._lib, dict[str, tuple[int, ...]]()
     library.ggml_get_name.restype, library.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     library.gguf_init_from_file.restype = ctypes.c_void_p
@@ -143,7 +143,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _tensor(name: str, shape: tuple[int, ...], never: tuple[int, ...]) -> Tensor:
-    """Random weights that depend on the name alone. `never`: tokens that are not generated."""
+    """Make random weights that depend on the name alone. Tokens of `never` are not generated."""
     data = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name and name.endswith("weight"):
         data[:] = 1

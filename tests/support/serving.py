@@ -23,7 +23,7 @@ class Process:
         self.errors: IO[str] = self.process.stderr
 
     def url(self) -> str:
-        """Where it listens, once the model is loaded."""
+        """Return where it listens, once the model is loaded."""
         address = self.errors.readline().split()[1]
         for line in self.errors:
             if line.startswith("{") and json.loads(line).get("event") == "loaded":
@@ -31,19 +31,19 @@ class Process:
         raise AssertionError("the model was not loaded")
 
     def children(self) -> list[int]:
-        """Its child processes, as /proc lists them."""
+        """Return its child processes, as /proc lists them."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(child) for each in tasks for child in each.read_text().split()]
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and its last words."""
+        """Return its exit code and its last words."""
         _, rest = self.process.communicate(timeout=60)
         return self.process.returncode, rest
 
 
 @contextlib.contextmanager
 def process(*arguments: str, session: bool = False, **environment: str) -> Iterator[Process]:
-    """`session`: without a terminal, as a service."""
+    """Run a server, in a `session` of its own without a terminal, as a service."""
     made = Process(*arguments, session=session, **environment)
     try:
         yield made

@@ -24,7 +24,7 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def twin_of(constraint: Constraint) -> Constraint:
-    """In the same state, without looking ahead; what becomes of one leaves the other."""
+    """Return a copy in the same state, without looking ahead. What becomes of one leaves the other."""
     twin = copy.copy(constraint)
     twin._forced = None
     twin._matcher = constraint._matcher and constraint._matcher.deep_copy()
@@ -34,8 +34,10 @@ def twin_of(constraint: Constraint) -> Constraint:
 def generated(
     vocabulary: Vocabulary, grammar: Grammar, seed: int, marks: Sequence[str] = (), marks_until: bytes = b"never"
 ) -> str:
-    """Random text in the language. What closes becomes likelier over fifty tokens, ends always: so it ends. `marks`,
-    which end texts, are tried too, until `marks_until` was said."""
+    """Generate random text in the language, which ends, since what closes becomes likelier over fifty tokens.
+
+    `marks`, which end texts, are tried too, until `marks_until` was said.
+    """
     rng = np.random.default_rng(seed)
     pieces = vocabulary.pieces()
     halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]

@@ -69,7 +69,7 @@ class Warm:
         return self.bin / name
 
     def started(self, code: str, streams: Sequence[int]) -> tuple[int, socket.socket]:
-        """`python -c code` here and now, with these standard streams: its process id, and where its exit code comes."""
+        """Run `python -c code` here with these streams. Return its process id, and where its exit code comes."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self._address))
         socket.send_fds(connection, [b"."], streams)

@@ -365,7 +365,7 @@ def test_calls_written_by_templates_of_real_models_are_read_back(shared_data: Ca
 
 
 def _begin(prompt: str, whole: str) -> int:
-    """Where the answer begins: after the prompt, or after the last marker that both have."""
+    """Return where the answer begins: after the prompt, or after the last marker that both have."""
     same = next(
         (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
     )

@@ -78,7 +78,7 @@ def test_llama_vscode_counts_tokens_before_its_request(demo: Live) -> None:
 
 
 def agents_call(live: Live, request: Recorded) -> tuple[str, list[dict[str, Any]], str | None, dict[str, Any]]:
-    """Text, calls, reason and usage, put together from the deltas as llama.vscode, Zed, Cline and Roo do."""
+    """Return text, calls, reason and usage, put together from the deltas as llama.vscode, Zed, Cline and Roo do."""
     text, calls, reason, usage = "", [], None, {}
     for event in data_of(send(live, request).text):
         assert (event["model"], event["object"]) == ("coder", "chat.completion.chunk"), "Zed refuses others"

@@ -20,7 +20,7 @@ def word_count(text: str) -> int:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Llm:
-    """`llm(live, "prompt", "-o", "temperature", "0")`. One home, because its first use makes a database: 1 s."""
+    """Return `llm(live, "prompt", "-o", "temperature", "0")`. There is one home, since its first use takes a second."""
     home = tmp_path_factory.mktemp("llm")
 
     def run(live: Live, *arguments: str) -> Result:

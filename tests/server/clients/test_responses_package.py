@@ -42,7 +42,7 @@ def events_of(live: Live, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def kinds(events: list[dict[str, Any]]) -> Iterator[str]:
-    """Types without the prefix, and repeated deltas once."""
+    """Return types without the prefix, and repeated deltas once."""
     last = ""
     for event in events:
         kind = event["type"].removeprefix("response.")

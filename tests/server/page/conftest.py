@@ -60,9 +60,11 @@ def tabs(browser: Any) -> Tabs:
 
 @pytest.fixture
 def opened(browser: Any, tabs: Tabs) -> Iterator[Open]:
-    """`opened(live, width=360)`: the page, as in a new browser; `same_browser=page`: in another tab;
-    `script`: run before those of the page. At the end: the browser logged no error but the one that the test
-    provokes (`but="status of 401"`), and sent no request to another server."""
+    """Return `opened(live, width=360)`, which opens the page in a new browser, or in a tab of `same_browser`.
+
+    `script` runs before those of the page. At the end the browser must have logged no error but the one that the test
+    provokes (`but="status of 401"`), and sent no request to another server.
+    """
     pages: list[tuple[Live, Any, dict[str, Any], list[str], list[str], str]] = []
 
     def start(

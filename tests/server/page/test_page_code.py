@@ -51,7 +51,7 @@ def painted(page: Any) -> dict[str, list[str]]:
 
 
 def told(page: Any, text: str, parts: list[str] | None = None) -> None:
-    """Asks, and gets this text in these parts."""
+    """Ask, and get this text in these parts."""
     events = [chunk({"content": part}, rest_local={"tokens": [token(part)]}) for part in parts or [text]]
     answered(page, events)
     ask(page, "hello")

@@ -22,7 +22,7 @@ def names(page: Any) -> Any:
 
 
 def told(page: Any, text: str) -> None:
-    """Asks and waits for the answer."""
+    """Ask and wait for the answer."""
     expect(page.locator("#message")).to_be_focused()
     ask(page, text)
     done(page)
@@ -35,7 +35,7 @@ def prompt(live: Live, number: int) -> str:
 
 
 def stored(page: Any) -> list[dict[str, Any]]:
-    """All messages in the browser's database."""
+    """Return all messages in the browser's database."""
     found: list[dict[str, Any]] = page.evaluate(
         "store.transact('readonly', (_, messages) => settled(messages.getAll()))"
     )

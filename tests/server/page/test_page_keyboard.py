@@ -23,7 +23,7 @@ def focused(page: Any) -> Any:
 
 
 def tab_to(page: Any, name: str) -> None:
-    """Presses Tab until an element with this name has the focus."""
+    """Press Tab until an element with this name has the focus."""
     for _ in range(80):
         if focused(page)["name"] == name:
             return
@@ -204,7 +204,7 @@ def test_every_width_and_theme(hello: Live, opened: Open) -> None:
 
 
 def nothing_is_cut_off(page: Any, width: int) -> None:
-    """With each of the panels, while a message is edited, and with the list of keys."""
+    """Check that nothing is cut off with each of the panels, while a message is edited, and with the list of keys."""
 
     def check() -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width

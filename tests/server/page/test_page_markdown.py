@@ -48,7 +48,7 @@ LOOKS = """([texts, whole]) => {
 
 
 def looks(page: Any, texts: list[str], whole: bool = False) -> list[tuple[str, str, str]]:
-    """Of every character: itself, the class of its line, its own style."""
+    """Return of every character: itself, the class of its line, its own style."""
     found = json.loads(page.evaluate(LOOKS, [texts, whole]))
     return [(character, line.removeprefix("line").strip(), own) for character, line, own in found]
 
