@@ -54,7 +54,7 @@ def capability_of(model: Model, context: Context, fidelity: Fidelity, longest: i
     if model.has_encoder:
         return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
     if model.is_recurrent or model.is_hybrid:
-        kind, n = "recurrent" if model.is_recurrent else "hybrid", context.n_rs_seq
+        kind, n = "recurrent" if model.is_recurrent else "hybrid", context.rollback
         rolled_back = f"is rolled back {n} tokens, and further by a checkpoint" if n else "goes back to a checkpoint"
         reason = f"{kind} state {rolled_back} before the step"
         copies = model.metadata.get("general.architecture") not in NO_COPIES

@@ -198,8 +198,8 @@ class DecodeContext:
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         # SmolLM2 as Q4_0, Q4_1 and Q8_0: of 12 sizes from 17 to 512 rows none had other bits; Gemma, whose batches of 4
         # have other bits, in 5 of 12.
-        joins = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
-        joined = (backend.tiled - 1 if backend.tiled else backend.n_batch) if joins else 0
+        tiled, joins = backend.shortcuts.tiled, tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
+        joined = (tiled - 1 if tiled else backend.n_batch) if joins else 0
         self.sessions = self._open_sessions(sessions_limit, capability.shares) if sessions_limit else None
         self.scheduler: Scheduler = Scheduler(
             backend,
@@ -302,7 +302,7 @@ class DecodeContext:
 
     def step(self, number: int) -> bool:
         """One forward pass; False where all requests wait for images. `number`: a name for `abort`."""
-        self.backend.number_decodes(number)
+        self.backend.breaker.number = number
         wait_briefly(self._others_run)  # the pass before may have been that of another context
         begun = time.perf_counter()
         if not self.scheduler.step():
@@ -357,7 +357,7 @@ class DecodeContext:
 
     def use_idle_time(self, seconds: float, number: int = 0) -> None:
         """Save idle texts for `seconds`, or time a doubtful batch. `number`: `abort`'s."""
-        self.backend.number_decodes(number)
+        self.backend.breaker.number = number
         slots = self.scheduler.slots.slots
         if self.sessions is not None and self.sessions.wakes_in(slots) == 0:
             self.sessions.use_idle_time(slots, seconds)
@@ -366,7 +366,7 @@ class DecodeContext:
 
     def abort(self, number: int | None = None) -> None:
         """Break off the running pass, or only one of that number. Any thread."""
-        self.backend.abort(number)
+        self.backend.breaker.abort(number)
 
     def compare(self, seconds: float = math.inf) -> None:
         """Run the self-test, while there are no requests, if it was never run: some seconds. In exact settings, go on

@@ -34,17 +34,19 @@ from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library, row_wise
 from rest_local.llama.cores import default_threads
 from rest_local.llama.loaded import bindings, llama_cpp
+from rest_local.llama.memory import Memory
 from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS, Rope
 from rest_local.stop import Closing
 
 Int32 = NDArray[np.int32]
 
 MOST_IDS = 256  # llama_max_parallel_sequences()
-ANY = 1 << 30  # tokens that cells of attention can be taken back
-
-TILED = 256
-"""The fewest tokens of a prompt that are computed in tiles where steps are computed row by row. Tiles give other bits
-where a text lies in other cells, so short prompts, whose time nobody sees, go without."""
+ANY = 1 << 30  # `rollback` of attention, whose cells can be taken back one by one
+MAX_OUTPUTS = 64  # the root and the draft of a step; bounds the logits buffer at 64 x n_vocab floats
+NO_ROOM, ABORTED = 1, 2  # codes of `llama_decode`: no room in the cells, and after `Breaker.abort`
+MAX_CELLS = 1 << 26
+"""llama.cpp allocates a record for each cell before it checks the memory for their contents: 10^8 cells took gigabytes,
+and 2^29 all memory of the machine. The longest context of a known model is 10 million tokens."""
 
 
 class Batch:
@@ -55,7 +57,9 @@ class Batch:
     """
 
     def __init__(self, capacity: int, max_ids: int, n_features: int = 0) -> None:
-        """`n_features`: width of `features`, float32 [capacity, n_features], which go with the tokens; 0: none."""
+        """Allocate the arrays. `n_features`: width of `features`, float32 [capacity, n_features], which go with the
+        tokens; 0: none.
+        """
         self.capacity = capacity
         self.max_ids = max_ids
         self.features = np.zeros((capacity, n_features), np.float32)
@@ -65,7 +69,7 @@ class Batch:
         self.n_ids = np.zeros(capacity, np.int32)
         self.ids = np.zeros((capacity, max_ids), np.int32)
         self.output = np.zeros(capacity, np.int8)
-        # views of the same memory, for assignment from Python's own arrays
+        # Views of the same memory take Python's own arrays.
         self._token, self._pos, self._n_ids = self.token.data, self.pos.data, self.n_ids.data
         self._ids, self._output = self.ids.reshape(-1).data.cast("B"), self.output.data
         self._id_rows = [np.arange(first, first + max_ids, dtype=np.int32).tobytes() for first in range(MOST_IDS)]
@@ -96,13 +100,15 @@ class Batch:
         self._token[0], self._pos[0] = token, pos
 
     def load(self, tokens: list[int], pos: list[int], first_id: list[int], n_ids: list[int], output: list[int]) -> None:
-        """`fill` from lists of one length. 20 us for 16 tokens after a forward pass, with cold caches; numpy: 66 us."""
+        """Do the same as `fill`, from lists of one length. 20 us for 16 tokens after a forward pass, with cold caches;
+        numpy took 66 us.
+        """
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise ValueError(f"{n} tokens do not fit a batch of {self.capacity}")
         if min(n_ids) < 1 or max(n_ids) > self.max_ids:
             raise ValueError(f"a token has 1 to {self.max_ids} sequence ids")
-        if n == 1:  # a plain step: a third of the time
+        if n == 1:  # A plain step takes a third of the time this way.
             self._token[0], self._pos[0], self._n_ids[0], self._output[0] = tokens[0], pos[0], n_ids[0], output[0]
             self._ids[: self._row_bytes] = self._id_rows[first_id[0]]
             self.n_tokens = self.struct.n_tokens = 1
@@ -127,7 +133,7 @@ _open_lock = threading.Lock()
 
 
 def abort_all() -> bool:
-    """Abort every running decode of this process. Returns False if there was none."""
+    """Abort every running decode of this process. Return False if there was none."""
     with _open_lock:
         breakers = list(_open)
     aborted = [breaker.abort() for breaker in breakers]  # a list, so that `any` does not end at the first one
@@ -152,8 +158,11 @@ class Breaker:
             _open.add(self)
 
     def abort(self, number: int | None = None) -> bool:
-        """Abort the running decode, from any thread. With `number`, abort only decodes of that number, the running one
-        and future ones. Returns False if no such decode is running.
+        """Abort the running decode, from any thread, and return whether one was running. `llama_decode` then returns 2
+        within a few milliseconds. With `number`, abort only decodes of that number, the running one and future ones.
+
+        A GPU finishes its batch. Afterwards the evaluated part of the batch has to be removed, or the whole sequence if
+        the model cannot remove a part.
         """
         with self._lock:
             if number is not None:
@@ -164,7 +173,7 @@ class Breaker:
             return matches
 
     def close(self) -> None:
-        """Call it before the context is freed."""
+        """Leave `abort_all`, before the context is freed."""
         with _open_lock:
             _open.discard(self)
 
@@ -188,14 +197,6 @@ class Breaker:
         if self._flag[0] != b"\0":
             library.unmute()
             self._flag[0] = b"\0"
-
-
-MAX_OUTPUTS = 64  # the root and the draft of a step; bounds the logits buffer at 64 x n_vocab floats
-NO_ROOM, ABORTED = 1, 2  # what `llama_decode` returns without room in the cells, and after `Context.abort`
-
-MAX_CELLS = 1 << 26
-"""llama.cpp allocates a record for each cell before it checks the memory for their contents: 10^8 cells took gigabytes,
-and 2^29 all memory of the machine. The longest context of a known model is 10 million tokens."""
 
 
 @dataclass(frozen=True)
@@ -249,15 +250,15 @@ class ContextSettings:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ContextSettings:
-        """The inverse of `to_dict`. Raises TypeError or KeyError for other data."""
+        """Invert `to_dict`. Raises TypeError or KeyError for other data."""
         return cls(**{**data, "rope": Rope(**data["rope"])})
 
 
-class Context(Closing):
+class Context(Memory, Closing):
     """A context whose cells all sequence ids share, `n_branches` ids for each slot. Use `with` or `close`.
 
-    Applies the model's LoRA adapters. All methods belong to one thread, except `abort`, which any thread may call.
-    Raises ModelError if llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
+    Applies the model's LoRA adapters. All methods belong to one thread, except `breaker.abort`. Raises ModelError if
+    llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
     """
 
     def __init__(
@@ -269,8 +270,11 @@ class Context(Closing):
         other: Context | None = None,
         n_features: int = 0,
     ) -> None:
-        """`mtp`: a context of the model's MTP layer instead of the model. `other`: the context of the target, for an
-        EAGLE-3 head that uses the target's embeddings; it must outlive this one. `n_features`: as for `Batch`.
+        """Create the context.
+
+        mtp: of the model's MTP layer instead of the model
+        other: the target of an EAGLE-3 head that uses its embeddings; it must outlive this one
+        n_features: as for `Batch`
         """
         self.settings = settings
         params = _parameters(settings)
@@ -281,9 +285,9 @@ class Context(Closing):
         collected: AbstractContextManager[list[int]] = (
             row_wise.collected_backends() if _has_two_ways(model, settings) else nullcontext([])
         )
-        with library.log_lines.collected_errors() as errors, collected as self._backends:
-            self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
-        if not self._pointer:
+        with library.log_lines.collected_errors() as errors, collected as backends:
+            pointer = llama_cpp.llama_init_from_model(model.pointer, params)
+        if not pointer:
             cause = f" ({errors[0][:200]})" if errors else ""
             raise ModelError(
                 f"model {model.path}: no context of {params.n_ctx} tokens{cause}, with flash attention "
@@ -291,68 +295,40 @@ class Context(Closing):
                 f"{settings.cache_type_v}; if memory is short, give a smaller `n_ctx`"
             )
         try:
-            model.adapters.apply(self._pointer)
+            model.adapters.apply(pointer)
         except BaseException:
-            llama_cpp.llama_free(self._pointer)
+            llama_cpp.llama_free(pointer)
             raise
-        self._takes_shortcuts = True
-        self._use_shortcuts(False)
-        self._model = model
-        self._memory = llama_cpp.llama_get_memory(self._pointer)
-        # llama.cpp rounds the number of cells up, but the context keeps the requested size
+        super().__init__(pointer)
+        self.shortcuts = row_wise.Shortcuts(backends)
+        self._model = model  # The model lives as long as its context.
+        # llama.cpp rounds the number of cells up, but the context keeps the requested size.
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_cells = settings.n_cells or settings.n_ctx
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
         self.n_ubatch = int(llama_cpp.llama_n_ubatch(self._pointer))
         self.n_branches = settings.n_branches
         self.n_slots = settings.n_slots
-        self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
-        self.rollback = self.n_rs_seq if model.is_recurrent or model.is_hybrid else ANY
+        self.rollback = int(llama_cpp.llama_n_rs_seq(pointer)) if model.is_recurrent or model.is_hybrid else ANY
         self.n_vocab = model.n_vocab
         self.n_swa = int(llama_cpp.llama_model_n_swa(model.pointer))
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
         self.max_outputs = min(MAX_OUTPUTS, self.n_batch)
         self.batch = Batch(self.n_batch, settings.n_branches, n_features)
-        self._logits: NDArray[np.float32] = np.empty((0, model.n_vocab), np.float32)
-        self._logits_at = 0
-        self._breaker = Breaker(self._pointer)
-
-    @property
-    def pointer(self) -> int:
-        """The llama_context_p. Raises ValueError after `close`."""
-        if not self._pointer:
-            raise ValueError("the context is closed")
-        return int(self._pointer)
-
-    def encode(self, rows: NDArray[np.float32]) -> int:
-        """Evaluate rows of embeddings, float32 [n, width], with the model's encoder. Returns the code of
-        `llama_encode`. `n` is at most `n_ubatch`: llama.cpp aborts beyond.
-        """
-        if not 0 < len(rows) <= self.n_ubatch:
-            raise ValueError(f"{len(rows)} rows do not fit a batch of {self.n_ubatch}")
-        rows = np.ascontiguousarray(rows, np.float32)
-        data = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        output = (ctypes.c_int8 * len(rows))(*([1] * len(rows)))  # else llama.cpp warns that it computes all of them
-        batch = llama_cpp.llama_batch(len(rows), None, data, None, None, None, output)
-        with self._breaker:
-            return int(llama_cpp.llama_encode(self._pointer, batch))
-
-    @property
-    def tiled(self) -> int:
-        """The fewest tokens of a prompt without an output that are computed in tiles; 0: the settings decide."""
-        return TILED if self._backends else 0
+        self._logits = (0, np.empty((0, model.n_vocab), np.float32))  # an address, and a view of what is there
+        self.breaker = Breaker(pointer)
 
     def decode(self) -> int:
-        """Evaluate `self.batch`. Returns llama_decode's code: 0 done, 1 no room, 2 aborted, negative: it failed."""
+        """Evaluate `self.batch`. Return the code of `llama_decode`: 0 done, 1 no room, 2 aborted, negative: failed."""
         n = self.batch.n_tokens
-        self._use_shortcuts(n >= TILED and not self.batch.output[:n].any())
-        with self._breaker:
+        self.shortcuts.use(n >= row_wise.TILED and not self.batch.output[:n].any())
+        with self.breaker:
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
     def decode_rows(
         self, rows: NDArray[np.float32], pos: NDArray[np.int32], first_id: int, n_ids: int, *, causal: bool = True
     ) -> int:
-        """Evaluate rows of embeddings in the place of tokens, without outputs. Returns the code of `llama_decode`.
+        """Evaluate rows of embeddings in the place of tokens, without outputs. Return the code of `llama_decode`.
 
         `rows`: float32 [n, width of the model's input]. `pos`: int32 [n], or [4, n] for a model with M-RoPE. They
         belong to the sequences `first_id .. first_id + n_ids - 1`. Without `causal` each row attends to all of them;
@@ -365,7 +341,7 @@ class Context(Closing):
         ids = np.arange(first_id, first_id + n_ids, dtype=np.int32)
         counts, output = np.full(n, n_ids, np.int32), np.zeros(n, np.int8)
         places = np.full(n, ids.ctypes.data, np.uint64)
-        self._use_shortcuts(n >= TILED)
+        self.shortcuts.use(n >= row_wise.TILED)
         batch = llama_cpp.llama_batch(
             n,
             None,
@@ -375,7 +351,7 @@ class Context(Closing):
             ctypes.cast(places.ctypes.data, ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
             output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
-        with self._breaker:
+        with self.breaker:
             if not causal:
                 llama_cpp.llama_set_causal_attn(self._pointer, False)
             try:
@@ -384,108 +360,35 @@ class Context(Closing):
                 if not causal:
                     llama_cpp.llama_set_causal_attn(self._pointer, True)
 
-    def _use_shortcuts(self, on: bool) -> None:
-        if on != self._takes_shortcuts:
-            self._takes_shortcuts = on
-            for backend in self._backends:
-                row_wise.use_shortcuts(backend, on)
-
-    def use_threads(self, n: int) -> None:
-        """Decode with `n` threads from now on, at most `threads` and `threads_batch`. The bits of logits can change."""
-        llama_cpp.llama_set_n_threads(self._pointer, min(n, self.threads), min(n, self.threads_batch))
-
-    def number_decodes(self, number: int) -> None:
-        """Give all decodes from now on this number, so that `abort` can select them. 0: no number."""
-        self._breaker.number = number
-
-    def abort(self, number: int | None = None) -> bool:
-        """Abort the running decode, from any thread. It then returns 2 within a few milliseconds.
-
-        Returns False if no decode is running; the next one is then not aborted. With `number`, only decodes of that
-        number are aborted, including future ones. Works on the CPU only; a GPU finishes the batch. Afterwards the
-        evaluated part of the batch must be removed, or the whole sequence if the model cannot remove a part.
-        """
-        return self._breaker.abort(number)
-
     def synchronize(self) -> None:
         """Wait for the end of the computation: a GPU still computes when `decode` has returned."""
         llama_cpp.llama_synchronize(self._pointer)
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
-        """The logits of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.
+        """Return the logits of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.
 
         There is a row for each token whose `output` was set, in the order of the batch. Waits for the backend.
         """
         address = _logits_at(self._pointer)
         if not address:
             raise ValueError("no logits: no token was evaluated with an output")
-        if address != self._logits_at:  # the buffer moves when it grows; a new view of it costs 0.05 ms
+        if address != self._logits[0]:  # the buffer moves when it grows; a new view of it costs 0.05 ms
             block = (ctypes.c_float * (self.max_outputs * self.n_vocab)).from_address(address)
-            self._logits = np.ctypeslib.as_array(block).reshape(self.max_outputs, self.n_vocab)
-            self._logits_at = address
-        return self._logits[:n_outputs]
-
-    def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Remove sequence `seq` (-1: all) from the cells at positions [p0, p1). Returns False if the model cannot."""
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq, p0, p1))
-
-    def copy(self, source: int, target: int, p0: int, p1: int) -> None:
-        """Add `target` to the cells of `source` at positions [p0, p1). Cost grows with p1 - p0, so copy only tails."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, p0, p1)
-
-    def end(self, seq: int) -> int:
-        """The position after the last cell of `seq`; 0 without cells."""
-        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
-
-    def begin(self, seq: int) -> int:
-        """The first position of `seq` from which all have cells, those of a sliding window if it has one; -1: none."""
-        return int(llama_cpp.llama_memory_seq_pos_min(self._memory, seq))
-
-    def state_size(self, seq: int) -> int:
-        """Bytes of `save(seq)`."""
-        return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, 0))
-
-    def save(self, seq: int, *, partial: bool = False, on_device: bool = False) -> bytes:
-        """The state of a sequence for `restore`. Copies the cells, so it has about their size. Empty where that fails.
-
-        `partial`: only the state that cannot be rolled back, which is the recurrent state and the cells of a sliding
-        window: kilobytes for a hybrid model whose attention takes megabytes. For a model with full attention it is the
-        whole state.
-
-        `on_device`: the content stays in the memory of the device, where this llama.cpp can do that, and there is one
-        such state of each sequence, the newest.
-        """
-        flags = _flags(partial, on_device)
-        size = int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, flags))
-        buffer = (ctypes.c_uint8 * size)()
-        written = int(llama_cpp.llama_state_seq_get_data_ext(self._pointer, buffer, size, seq, flags))
-        return bytes(memoryview(buffer)[:written])
-
-    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False, on_device: bool = False) -> bool:
-        """Restore a state of `save`, with the same `partial` and `on_device`. If it does not fit, clears `seq` and
-        returns False.
-
-        A partial state needs the cells of all positions before it, unchanged since `save`. Then call
-        `remove(seq, position)`, which succeeds. This is not checked: otherwise logits are wrong without an error.
-        """
-        flags = _flags(partial, on_device)
-        content = np.frombuffer(state, np.uint8)  # without a copy: a part of a session is megabytes
-        buffer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
-        if read and read == len(state):  # 0 means an error
-            return True
-        self.remove(seq, 0)
-        return False
-
-    def clear(self) -> None:
-        llama_cpp.llama_memory_clear(self._memory, False)
+            self._logits = address, np.ctypeslib.as_array(block).reshape(self.max_outputs, self.n_vocab)
+        return self._logits[1][:n_outputs]
 
     def close(self) -> None:
         """Free the context. A second call does nothing."""
         if self._pointer:
-            self._breaker.close()
+            self.breaker.close()
             llama_cpp.llama_free(self._pointer)
             self._pointer = None
+
+
+def use_threads(context: Context, n: int) -> None:
+    """Decode with `n` threads from now on, at most those of the settings. The bits of logits can change."""
+    most, most_batch = context.threads, context.threads_batch
+    llama_cpp.llama_set_n_threads(context.pointer, min(n, most), min(n, most_batch))
 
 
 def _has_two_ways(model: Model, settings: ContextSettings) -> bool:
@@ -495,18 +398,12 @@ def _has_two_ways(model: Model, settings: ContextSettings) -> bool:
     return on_cpu and settings.flash_attention and one_type and row_wise.available()
 
 
-# Returns a plain address, because ctypes' objects for the pointer and its content cost 6 us right after a forward pass.
+# This returns a plain address. The objects of ctypes for the pointer and its content cost 6 us after a forward pass.
 _logits_at = ctypes.cast(llama_cpp.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p))
 
 
-def _flags(partial: bool, on_device: bool) -> int:
-    """llama_state_seq_flags."""
-    stays = getattr(llama_cpp, "LLAMA_STATE_SEQ_FLAGS_ON_DEVICE", 0) if on_device else 0
-    return int(partial) * int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) | int(stays)
-
-
 def _parameters(settings: ContextSettings) -> Any:
-    """llama_context_params."""
+    """Return llama_context_params."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = settings.n_cells or settings.n_ctx
     params.n_batch = min(settings.n_batch, settings.n_ctx)

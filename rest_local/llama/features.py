@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context
-from rest_local.llama.loaded import bindings
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.model import Model
 
 _PTR, _UINT, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
@@ -112,3 +112,17 @@ def _view(address: int | None, n: int, width: int) -> NDArray[np.float32]:
     if not address:
         raise ModelError("llama.cpp gives no hidden states for this model")
     return np.ctypeslib.as_array((ctypes.c_float * (n * width)).from_address(address)).reshape(n, width)
+
+
+def encode(context: Context, rows: NDArray[np.float32]) -> int:
+    """Evaluate rows of embeddings, float32 [n, width], with the model's encoder. Return the code of `llama_encode`. `n`
+    is at most `n_ubatch`: llama.cpp aborts beyond.
+    """
+    if not 0 < len(rows) <= context.n_ubatch:
+        raise ValueError(f"{len(rows)} rows do not fit a batch of {context.n_ubatch}")
+    rows = np.ascontiguousarray(rows, np.float32)
+    data = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    output = (ctypes.c_int8 * len(rows))(*([1] * len(rows)))  # else llama.cpp warns that it computes all of them
+    batch = llama_cpp.llama_batch(len(rows), None, data, None, None, None, output)
+    with context.breaker:
+        return int(llama_cpp.llama_encode(context.pointer, batch))

@@ -16,11 +16,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rest_local.llama.library import CPU_DEVICE, ggml
 
+TILED = 256
+"""The fewest tokens of a prompt, without an output, that are computed in tiles where steps are computed row by row.
+Tiles give other bits where a text lies in other cells, so short prompts, whose time nobody sees, go without."""
 TYPES = ("f16", "f32")  # the cache types that have the shortcuts
 _INIT_BACKEND = 5  # the number of functions before `init_backend` in `ggml_backend_device_i` (ggml-backend-impl.h)
 _Init = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -61,11 +64,26 @@ def collected_backends() -> Iterator[list[int]]:
             place.value = original
 
 
-def use_shortcuts(backend: int, on: bool) -> None:
-    """Let a CPU backend take the shortcuts from the next pass on, or leave them out. 1 us."""
-    set_reference = _set_reference()
-    assert set_reference is not None, "nothing was collected without it"
-    set_reference(backend, not on)
+class Shortcuts:
+    """Those of the CPU backends that one context computes with. They are left out until `use`."""
+
+    def __init__(self, backends: Sequence[int]) -> None:
+        self.backends, self._on = backends, True
+        self.use(False)
+
+    @property
+    def tiled(self) -> int:
+        """The fewest tokens of a prompt that are computed in tiles; 0: the settings decide."""
+        return TILED if self.backends else 0
+
+    def use(self, on: bool) -> None:
+        """Take the shortcuts from the next pass on, or leave them out. A change takes 1 us."""
+        if on != self._on:
+            self._on = on
+            for backend in self.backends:
+                set_reference = _set_reference()
+                assert set_reference is not None, "nothing was collected without it"
+                set_reference(backend, not on)
 
 
 @functools.cache

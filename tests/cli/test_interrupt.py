@@ -137,7 +137,7 @@ N = 2048
 with Model.open(sys.argv[1]) as model:
     with Context(model, ContextSettings(n_ctx=2 * N, n_batch=N, n_branches=1, threads=1)) as context:
         def press():
-            while not context._breaker._running:
+            while not context.breaker._running:
                 pass
             os.kill(os.getpid(), signal.SIGINT)
         context.batch.fill(np.arange(N) % 200 + 40, np.arange(N), 0, 1, 0)

@@ -166,10 +166,10 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
             if call % 2:
                 decode()  # all of it is in the cells, and yet the code says that it was broken off
                 return ABORTED
-            context.number_decodes(1)
-            context.abort(1)
+            context.breaker.number = 1
+            context.breaker.abort(1)
             code = decode()
-            context.number_decodes(0)
+            context.breaker.number = 0
             return code
 
         monkeypatch.setattr(context, "decode", broken_off)
@@ -445,6 +445,6 @@ def test_snapshots_of_a_recurrent_state_are_those_that_fit(
     monkeypatch.setattr(opening, "free_memory", lambda config: free * state + rest if free == 9 else free)
     with Engine(config) as engine:
         assert engine.settings["n_rs_seq"] == kept
-        assert engine.context.backend.n_rs_seq == kept
+        assert engine.context.backend.rollback == kept
         told = [warning for warning in engine.warnings if "snapshots" in warning]
     assert len(told) == (asked is None and kept < 16)

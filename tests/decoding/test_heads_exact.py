@@ -259,13 +259,13 @@ def test_passes_that_are_broken_off(exact: Engine, monkeypatch: pytest.MonkeyPat
         if next(calls) % 5 != 4:
             return decode(self)
         aborted.append(self)
-        number = self._breaker.number
-        self.number_decodes(-1)
-        self.abort(-1)
+        number = self.breaker.number
+        self.breaker.number = -1
+        self.breaker.abort(-1)
         try:
             return decode(self)
         finally:
-            self.number_decodes(number)
+            self.breaker.number = number
 
     exact.forget()
     with Service(exact) as service, drafting(exact, 20):

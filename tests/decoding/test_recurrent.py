@@ -90,7 +90,7 @@ def _check_size_of_state(engine: Engine, model: Path) -> None:
     assert header.drafting == "chain"
     if model.stem != BLOCKS:  # The keys of BLOCKS do not say it.
         assert header.state_bytes <= len(backend.save(0, partial=True)) <= header.state_bytes + 1024
-        assert describe.snapshots_of(header, 4) == backend.n_rs_seq
+        assert describe.snapshots_of(header, 4) == backend.rollback
 
 
 @pytest.mark.parametrize("without", ["ssm_conv1d", "ssm_out", "ssm.state_size", "ssm.conv_kernel"])

@@ -52,7 +52,7 @@ def test_a_running_decode_returns_2_and_the_next_one_works(slow: Model) -> None:
         _fill(context, 0, 16)
         assert context.decode() == 0
         _fill(context, 16, N)
-        assert _decode_aborted_by(context, context.abort) == 2
+        assert _decode_aborted_by(context, context.breaker.abort) == 2
         assert context.remove(0, 16)
         assert context.end(0) == 16
         _fill(context, 16, 16)
@@ -63,19 +63,19 @@ def test_a_running_decode_returns_2_and_the_next_one_works(slow: Model) -> None:
 def test_an_abort_with_a_number_aborts_only_decodes_of_that_number(slow: Model) -> None:
     """Also those that begin after it, because it may come between two decodes of one purpose."""
     with _context(slow) as context:
-        context.number_decodes(7)
-        assert not context.abort(7)
+        context.breaker.number = 7
+        assert not context.breaker.abort(7)
         _fill(context, 0, 16)
         assert context.decode() == 2
         assert context.decode() == 2
         assert context.remove(0, 0)
-        context.number_decodes(8)
+        context.breaker.number = 8
         assert context.decode() == 0
         _fill(context, 16, N)
-        assert _decode_aborted_by(context, lambda: not context.abort(7) and context.abort(8)) == 2
+        assert _decode_aborted_by(context, lambda: not context.breaker.abort(7) and context.breaker.abort(8)) == 2
         assert context.remove(0, 16)
-        context.number_decodes(0)
-        assert not context.abort(0)
+        context.breaker.number = 0
+        assert not context.breaker.abort(0)
         _fill(context, 16, 16)
         assert context.decode() == 0
 
@@ -91,12 +91,12 @@ def test_abort_all_aborts_all_contexts_of_the_process(slow: Model) -> None:
 
 def test_without_a_running_decode_an_abort_has_no_effect(slow: Model) -> None:
     context = _context(slow)
-    assert not context.abort()
+    assert not context.breaker.abort()
     _fill(context, 0, 16)
     assert context.decode() == 0
-    assert not context.abort()
+    assert not context.breaker.abort()
     context.close()
-    assert not context.abort()
+    assert not context.breaker.abort()
 
 
 def test_a_stopped_thread_cannot_decode(slow: Model) -> None:
@@ -115,7 +115,7 @@ def test_a_stopped_thread_cannot_decode(slow: Model) -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        while not context._breaker._running:
+        while not context.breaker._running:
             assert thread.is_alive()
         stop.set()
         thread.join()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from rest_local.llama import row_wise
-from rest_local.llama.context import TILED, Context, ContextSettings
+from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
+from rest_local.llama.row_wise import TILED
 
 TEXT = np.random.default_rng(0).integers(40, 200, 700)
 PROMPT = 600  # A single row would be split over the threads from 512 cells on.
@@ -56,7 +57,7 @@ def test_a_row_of_a_draft_has_the_bits_of_a_plain_step(model: Model, k: str, v: 
 def test_a_long_part_of_a_prompt_is_computed_in_tiles(model: Model, k: str, v: str, tiles: bool) -> None:
     def after(part: int) -> np.ndarray:
         with open_context(model, k, v) as context:
-            assert context.tiled == (TILED if tiles else 0)
+            assert context.shortcuts.tiled == (TILED if tiles else 0)
             evaluate(context, 0, PROMPT, part, 0)
             return evaluate(context, PROMPT, PROMPT + 1, 1, 1)[0]
 

@@ -210,7 +210,7 @@ class Eagle3(Head):
         parts = []
         for begin in range(0, len(rows), MAX_OUTPUTS):
             part = rows[begin : begin + MAX_OUTPUTS]
-            code = self.context.encode(part)
+            code = states.encode(self.context, part)
             if code:
                 if code != ABORTED:
                     self.give_up(f"cannot be evaluated (llama_encode: {code})")

@@ -39,7 +39,7 @@ from rest_local.drafting.models.drafter import (
 )
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import features as states
-from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings
+from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings, use_threads
 from rest_local.llama.model import Model
 from rest_local.retrieval.rows import MAX_DEPTH
 
@@ -219,11 +219,11 @@ class Head(Drafter):
         most = self.context.threads
         times = self._times()
         if most > 1:
-            self.context.use_threads(1)
+            use_threads(self.context, 1)
             alone = self._times()
             if alone.one < times.one:
                 return alone
-            self.context.use_threads(most)
+            use_threads(self.context, most)
         return times
 
     def _times(self) -> PassTimes:
