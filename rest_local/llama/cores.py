@@ -1,4 +1,4 @@
-"""The number of threads that pay, and how llama.cpp's threads wait for each other.
+"""Find the number of threads that pay, and set how llama.cpp's threads wait for each other.
 
 Contract:
 
@@ -24,17 +24,15 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 ROOT = Path("/")
+# A performance core has at least this share of the capacity of the fastest core. Efficiency cores have 0.2 to 0.6 of
+# it. Cores of one kind that may run at different clocks (favoured cores) stay above 0.85.
 FAST = 0.75
-"""A performance core has at least this share of the capacity of the fastest core. Efficiency cores have 0.2 to 0.6 of
-it. Cores of one kind that may run at different clocks (favoured cores) stay above 0.85."""
 
+# Number of turns before a thread sleeps. The default of GNU's OpenMP runtime is 300 000, about 5 ms. Measured on 2
+# cores with a model of 0.8 ms a step (docs/LOG.md): on a quiet machine nothing is lost from 10 000 on (3000 cost a
+# tenth of the speed, sleeping at once two thirds). On a busy one 300 000 sometimes fell to 0.001 of the speed. LLVM's
+# runtime, in a llama.cpp that clang built, yields the CPU while it spins; no KMP_BLOCKTIME was better than its default.
 SPIN = 30_000
-"""Number of turns before a thread sleeps. The default of GNU's OpenMP runtime is 300 000, about 5 ms.
-
-Measured on 2 cores with a model of 0.8 ms a step (docs/LOG.md): on a quiet machine nothing is lost from 10 000 on (3000
-cost a tenth of the speed, sleeping at once two thirds). On a busy one 300 000 sometimes fell to 0.001 of the speed.
-LLVM's runtime, in a llama.cpp that clang built, yields the CPU while it spins; no value of its KMP_BLOCKTIME was
-better than its default."""
 
 LOOK_S = 0.5  # seconds of forward passes between two looks of a running engine, which take 1 ms on a quiet machine
 LOOKS = 3
@@ -42,9 +40,8 @@ _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def default_threads() -> int:
-    """The number of threads to decode with: the performance cores that this process may use, at least one.
-
-    On other systems than Linux and macOS, all processors. Takes 0.1 ms for each core.
+    """Return the number of threads to decode with: the performance cores that this process may use, at least one. On
+    other systems than Linux and macOS, these are all processors. Takes 0.1 ms for each core.
     """
     if platform.system() == "Darwin":
         return _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or os.cpu_count() or 1
@@ -52,16 +49,16 @@ def default_threads() -> int:
 
 
 def usable_cpus() -> set[int]:
-    """The numbers of the processors that this process may run on."""
+    """Return the numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def cores(usable: set[int], root: Path = ROOT) -> int:
-    """The number of performance cores among these processors, at most as many as the quota allows."""
+    """Count the performance cores among these processors, at most as many as the quota allows."""
     places = {cpu: root / f"sys/devices/system/cpu/cpu{cpu}" for cpu in usable}
-    capacities = {  # relative to other processors; 0 where it is unknown
+    capacities = {  # relative to other processors; 0 if unknown
         cpu: _number(place / "cpu_capacity") or _number(place / "cpufreq/cpuinfo_max_freq") or 0
         for cpu, place in places.items()
     }
@@ -76,18 +73,18 @@ def cores(usable: set[int], root: Path = ROOT) -> int:
 
 
 def _siblings(place: Path) -> str:
-    """The hardware threads of the processor's core, the same text for each of them; empty if it is unknown."""
+    """Return the hardware threads of the processor's core, as the same text for each of them; empty if unknown."""
     return _text(place / "topology/core_cpus_list") or _text(place / "topology/thread_siblings_list")
 
 
 def _quota(root: Path) -> int:
-    """The CPU quota of the control groups of this process in processors, rounded up; 0 without a limit."""
+    """Return the CPU quota of this process's control groups in processors, rounded up; 0 without a limit."""
     groups = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
     allowed: list[float] = []
     for _, controllers, group in (parts for parts in groups if len(parts) == 3):
         base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
         parts = [part for part in group.split("/") if part]
-        for depth in range(len(parts), -1, -1):  # the limits of all parent groups apply too
+        for depth in range(len(parts), -1, -1):  # all parent groups have limits too
             place = base.joinpath(*parts[:depth])
             period, used = _number(place / "cpu.cfs_period_us"), _number(place / "cpu.cfs_quota_us")
             whole = _text(place / "cpu.max").split()
@@ -120,7 +117,7 @@ def _text(path: Path) -> str:
 
 
 def _sysctl(name: str) -> int:
-    """A number from macOS's sysctl; 0 if it is unknown."""
+    """Return a number from macOS's sysctl, or 0 if it is unknown."""
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -139,14 +136,14 @@ def set_spin_defaults(environment: MutableMapping[str, str] = os.environ) -> Non
 
 
 def spin_settings() -> str:
-    """The variables in effect, for `doctor`."""
+    """Return the variables in effect, for `doctor`."""
     found = " ".join(f"{name}={os.environ[name]}" for name in _WAIT_VARIABLES if name in os.environ)
     return found or "the runtime's own"
 
 
 def others_run(root: Path = ROOT) -> bool:
-    """Whether other threads of the machine keep at least half of the usable processors busy, in each of LOOKS looks
-    1 ms apart. False if the system does not tell. Linux: `/proc/loadavg`.
+    """Return True if other threads of the machine keep at least half of the usable processors busy, in each of LOOKS
+    looks 1 ms apart. Return False if the system does not tell; Linux does, in `/proc/loadavg`.
 
     Threads of this process count as well, for example those that still spin after a forward pass.
     """
@@ -159,12 +156,12 @@ def others_run(root: Path = ROOT) -> bool:
 
 
 def can_wait_briefly() -> bool:
-    """Whether `wait_briefly` has an effect: with GNU's OpenMP, and no variable about waiting. Loads llama.cpp."""
+    """Return True if `wait_briefly` works: with GNU's OpenMP, and no variable about waiting. Loads llama.cpp."""
     if os.environ.get("GOMP_SPINCOUNT") != str(SPIN) or "OMP_WAIT_POLICY" in os.environ:
         return False
     from rest_local.llama.loaded import bindings
 
-    # LLVM's runtime offers this function too, but spins as long as before
+    # LLVM's runtime offers this function too, but spins as long as before.
     return hasattr(bindings._lib, "GOMP_parallel") and not hasattr(bindings._lib, "kmp_set_blocktime")
 
 
@@ -172,8 +169,8 @@ def release_team() -> None:
     """End the threads that OpenMP keeps for the calling thread. Call it in a thread that has computed and lives on.
     Takes 0.1 ms, and as much again when the thread computes after all.
 
-    GNU's runtime counts the threads of every team. Where they are more than the processors, those that wait sleep after
-    100 turns: a step of SmolLM2 on 2 cores took 12 ms in place of 8 while the thread lived that had loaded the model.
+    GNU's runtime counts the threads of every team. If they are more than the processors, waiting ones sleep after 100
+    turns: a step of SmolLM2 on 2 cores took 12 ms in place of 8 while the thread lived that had loaded the model.
     """
     from rest_local.llama.loaded import bindings
 
@@ -199,7 +196,7 @@ def wait_briefly(brief: bool) -> None:
 
 
 class _IdleTeam:
-    """One more sleeping OpenMP thread than there are processors. A thread of Python is the first; they end with it."""
+    """A team of sleeping OpenMP threads, one more than there are processors. A thread of Python is its first."""
 
     def __init__(self) -> None:
         self._started, self._over = threading.Event(), threading.Event()
@@ -212,7 +209,7 @@ class _IdleTeam:
 
         parallel = bindings._lib.GOMP_parallel
         parallel.restype, parallel.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)  # called in each thread; needs no Python
+        nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)  # Each thread calls it without Python.
         parallel(nothing, None, len(usable_cpus()) + 1, 0)
         self._started.set()
         self._over.wait()

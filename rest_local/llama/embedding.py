@@ -1,8 +1,8 @@
-"""What is computed of whole texts: a vector for a text, and the score of a document for a query.
+"""Compute a vector for a whole text, and the score of a document for a query.
 
-The model's file names how the vectors of its tokens become one. `Embedder` is for those whose result is a vector,
-`Ranker` for those whose classification head makes scores of it. Both have a context of their own, because a llama.cpp
-context computes either logits or pooled vectors.
+The model's file names how the vectors of tokens become one. `Embedder` is for models whose result is a vector, `Ranker`
+for those whose classification head turns it into scores. Both have a separate context, because a llama.cpp context
+computes either logits or pooled vectors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POOLINGS = {1: "mean", 2: "cls", 3: "last", RANK: "rank"}  # enum llama_pooling
 
 
 def pooling_of(model: Model) -> str | None:
-    """How the file says that vectors of tokens become one: `mean`, `cls`, `last`, `rank`; None where it does not."""
+    """Return how the file pools vectors of tokens: `mean`, `cls`, `last`, `rank`, or None if it does not say."""
     key = f"{model.metadata.get('general.architecture', '')}.pooling_type"
     given = [each.value for each in model.options.override_kv if each.key == key]
     found = given[-1] if given else model.metadata.get(key, "")
@@ -34,13 +34,13 @@ def pooling_of(model: Model) -> str | None:
 
 
 def pooling(model: Model) -> str | None:
-    """As `pooling_of`, for models of embeddings; None for a model without."""
+    """Return the `pooling_of` a model of embeddings, or None for another model."""
     found = pooling_of(model)
     return None if found == "rank" else found
 
 
 def longest_text(model: Model) -> int:
-    """Tokens of the longest text that `Embedder` and `Ranker` take."""
+    """Return the tokens of the longest text that `Embedder` and `Ranker` take."""
     return min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
 
 
@@ -60,7 +60,7 @@ class Pooled:
         self._memory = llama_cpp.llama_get_memory(self._pointer)
 
     def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The numbers of a text, float32 [size]. Raises PromptEmpty, PromptTooLong, ModelError."""
+        """Return the numbers of a text, float32 [size]. Raises PromptEmpty, PromptTooLong, ModelError."""
         if not len(tokens):
             raise PromptEmpty
         if len(tokens) > self.n_ctx:
@@ -87,7 +87,7 @@ class Pooled:
 
 
 class Embedder(Pooled):
-    """Computes embeddings. Raises ModelError also if the model has no pooling method."""
+    """A context for embeddings. Raises ModelError also if the model has no pooling method."""
 
     def __init__(self, model: Model) -> None:
         if pooling(model) is None:
@@ -95,14 +95,14 @@ class Embedder(Pooled):
         super().__init__(model, model.n_embd)
 
     def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The vector of a text, float32 [size], of length 1. Raises PromptEmpty, PromptTooLong, ModelError."""
+        """Return the vector of a text, float32 [size], of length 1. Raises PromptEmpty, PromptTooLong, ModelError."""
         found = self.evaluate(tokens)
         length = float(np.linalg.norm(found))
         return found / np.float32(length) if length else found
 
 
 class Ranker(Pooled):
-    """Computes how relevant documents are to a query. Raises ModelError also if the model has no head for that."""
+    """A context for the relevance of documents to a query. Raises ModelError also if the model has no head for that."""
 
     def __init__(self, model: Model) -> None:
         if pooling_of(model) != "rank":
@@ -110,7 +110,7 @@ class Ranker(Pooled):
         super().__init__(model, int(bindings.llama_model_n_cls_out(model.pointer)))
 
     def score(self, tokens: Sequence[int]) -> float:
-        """The first output of the head for a pair (`pair_tokens`): higher is more relevant. Raises as `evaluate`."""
+        """Return the head's first output for a pair (`pair_tokens`). Higher is more relevant. Raises as `evaluate`."""
         return float(self.evaluate(tokens)[0])
 
 
@@ -118,10 +118,9 @@ _GAPS = re.compile(r"\{(query|document)\}")
 
 
 class Pairs:
-    """Makes the tokens of a query and a document, as llama-server does: in the file's own template for that
-    (`tokenizer.chat_template.rerank`), else as two texts with the marks between them that the vocabulary asks for.
-
-    Special tokens that a text spells count only where there is a template, which spells some itself.
+    """A maker of the tokens of a query and a document, as in llama-server: with the file's template for that
+    (`tokenizer.chat_template.rerank`), else as two texts with the vocabulary's marks between them. Special tokens that
+    a text spells count only with a template, which spells some itself.
     """
 
     def __init__(self, model: Model) -> None:
@@ -130,7 +129,7 @@ class Pairs:
         self._template: str | None = template.decode("utf-8", "replace") if template else None
 
     def tokens(self, query: str, document: str, most: int) -> list[int]:
-        """The tokens. Raises PromptTooLong where there are more than `most`; their number is then an estimate."""
+        """Return the tokens. Raises PromptTooLong if there are more than `most`; their number is then an estimate."""
         texts = {"query": query, "document": document}
         if self._template is not None:
             text = _GAPS.sub(lambda gap: texts[gap[1]], self._template)
@@ -144,7 +143,7 @@ class Pairs:
 
 
 def _marked(vocabulary: Vocabulary, query: list[int], document: list[int]) -> list[int]:
-    """[BOS] query [EOS] [SEP] document [EOS], each mark where the vocabulary adds it."""
+    """Return [BOS] query [EOS] [SEP] document [EOS], with the marks that the vocabulary adds."""
     end = vocabulary.eos if vocabulary.eos is not None else vocabulary.sep
     ends = [end] if vocabulary.add_eos and end is not None else []
     begin = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []

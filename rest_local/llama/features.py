@@ -1,9 +1,9 @@
-"""The hidden states of a model that MTP layers and EAGLE-3 heads draft from.
+"""Read the hidden states of a model that MTP layers and EAGLE-3 heads draft from.
 
 Contract: one function for each call of llama.cpp, without decisions. These functions are experimental, C++, and not in
-every llama.cpp: `missing` names what this one lacks, and a call of a missing function raises ModelError. A context that
-gives features away for a layer that its architecture does not report aborts the process, so a child process tries it
-first (`rest_local.drafting.models.opening`).
+every llama.cpp: `missing` names those that this one lacks, and their call raises ModelError. A context that gives
+features away for a layer that its architecture does not report aborts the process, so a child process tries it first
+(`rest_local.drafting.models.opening`).
 
 The features of a batch are float32 [n_tokens, width], one row for each token in the order of the batch, in memory of
 the context: the next decode overwrites them.
@@ -24,7 +24,7 @@ from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.model import Model
 
 _PTR, _UINT, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
-# By name: the end of its symbol (Itanium ABI), the result, the arguments.
+# Name -> the end of its symbol (Itanium ABI), the result, the arguments.
 _SIGNATURES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
     "llama_set_embeddings_nextn": ("P13llama_contextbb", None, (_PTR, _BOOL, _BOOL)),
     "llama_get_embeddings_nextn": ("P13llama_context", _PTR, (_PTR,)),
@@ -54,7 +54,7 @@ _functions = {name: _find(name) for name in _SIGNATURES}
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Those of the functions that this llama.cpp does not have."""
+    """Return those of the functions that this llama.cpp does not have."""
     return [name for name in names if _functions[name] is None]
 
 
@@ -66,44 +66,44 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def n_mtp_layers(model: Model) -> int:
-    """MTP layers (NextN blocks) that the file declares."""
+    """Return the number of MTP layers (NextN blocks) that the file declares."""
     count = getattr(bindings, "llama_model_n_layer_nextn", None)
     return int(count(model.pointer)) if count else 0
 
 
 def target_layers(head: Model) -> list[int]:
-    """The layers of the target whose inputs an EAGLE-3 head reads."""
+    """Return the layers of the target whose inputs an EAGLE-3 head reads."""
     count = int(_call("llama_model_target_layer_ids_n", head.pointer))
     address = _call("llama_model_target_layer_ids", head.pointer)
     return list((ctypes.c_int32 * count).from_address(address)) if count and address else []
 
 
 def give_nextn(context: Context, every_token: bool) -> None:
-    """Have a context give its last hidden states: of every token of a batch, or of those with outputs."""
+    """Let a context give its last hidden states, of every token of a batch or only of those with outputs."""
     _call("llama_set_embeddings_nextn", context.pointer, True, not every_token)
 
 
 def use_mtp_layer(context: Context, layer: int) -> None:
-    """Have a context of MTP layers compute with layer `layer` from now on. Each layer has contents of its own in the
-    cells, and a decode writes those of this layer only.
+    """Let a context of MTP layers compute with layer `layer` from now on. Each layer has separate contents in the
+    cells, and a decode writes only those of this layer.
     """
     _call(OFFSET, context.pointer, layer)
 
 
 def give_layers(context: Context, layers: Sequence[int]) -> None:
-    """Have a context give the inputs of these layers for every token. The last number may be the number of layers."""
+    """Let a context give the inputs of these layers for every token. The last may be the number of layers."""
     for layer in layers:
         _call("llama_set_embeddings_layer_inp", context.pointer, layer, True)
 
 
 def nextn_rows(context: Context, n: int, width: int) -> NDArray[np.float32]:
-    """The last hidden states of the last batch, a view of float32 [n, width]. Waits for the device."""
+    """Return the last hidden states of the last batch, a view of float32 [n, width]. Waits for the device."""
     context.synchronize()
     return _view(_call("llama_get_embeddings_nextn", context.pointer), n, width)
 
 
 def layer_rows(context: Context, layer: int, n: int, width: int) -> NDArray[np.float32]:
-    """The inputs of one layer in the last batch, a view of float32 [n, width]. Waits for the device."""
+    """Return the inputs of one layer in the last batch, a view of float32 [n, width]. Waits for the device."""
     context.synchronize()
     return _view(_call("llama_get_embeddings_layer_inp", context.pointer, layer), n, width)
 

@@ -1,12 +1,12 @@
-"""The headers of GGUF files: what llama.cpp is told of a model before it loads any weights, read without llama.cpp.
+"""Read the headers of GGUF files without llama.cpp.
 
 - `check_headers` gives a clear cause for common mistakes: magic, version, counts against the file size, and missing
   files of a model in several files, `NAME-00001-of-00003.gguf`. llama.cpp checks everything after the header.
 - `read_gguf` reads keys, and the names of tensors; `vocabulary_file` makes a file of the keys alone.
 
 Layout (`ggml/include/gguf.h`), little-endian: magic "GGUF", uint32 version, int64 tensors, int64 keys; each key as
-name, type and value; each tensor as name, dimensions, type and offset. A header may be hostile: what it declares is
-bounded, and whatever lies outside of the file is a ModelInvalid.
+name, type and value; each tensor as name, dimensions, type and offset. A header may be hostile: its numbers are
+bounded, and reading beyond the file raises ModelInvalid.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import NamedTuple, TypeVar
 from rest_local.errors import ModelInvalid, ModelNotFound, printable
 from rest_local.llama.options import ModelOptions
 
+# Real files have a hundredth of this. A hostile header in a sparse file could name billions.
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 1 << 16, 1 << 20, 1 << 24
-"""A hundred times what real files have. A hostile header in a sparse file could name billions."""
 LONGEST_NAME = 1 << 16  # bytes of the name of a key or tensor; GGUF allows 65 535, llama.cpp 63 for a tensor
-LONGEST_LIST = 1024  # numbers of an array that is kept, such as one a layer; of a longer one only the count is
-LONGEST_TEXT = 256  # characters that are kept
+LONGEST_LIST = 1024  # a longer array than one number a layer is only counted
+LONGEST_TEXT = 256  # maximum characters to keep of a text
 
 _HEADER = struct.Struct("<4sIqq")
 _VERSIONS = (2, 3)
@@ -58,12 +58,14 @@ _Found = TypeVar("_Found")
 
 
 def check_headers(path: Path) -> Files:
-    """A model's files, by the first, each with its stat. Reads 24 bytes of each. Raises ModelNotFound, ModelInvalid."""
+    """Return a model's files, by the first, each with its stat. Reads 24 bytes of each. Raises ModelNotFound,
+    ModelInvalid.
+    """
     return [(file, check_header(file)) for file in shards_of(path)]
 
 
 def identity_of(files: Files) -> tuple[tuple[str, int, int], ...]:
-    """Real path, size in bytes and modification time in ns of each file: a key for cached results."""
+    """Return real path, size in bytes and modification time in ns of each file, as a key for cached results."""
     return tuple((os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files)
 
 
@@ -105,7 +107,7 @@ def _cause(start: bytes, size: int) -> str | None:
 
 
 class SplitName(NamedTuple):
-    """What the name of a part says: the name without its number, the number from 1 on, and how many parts there are."""
+    """The parsed name of a part: the name without its number, the number from 1 on, and the number of parts."""
 
     name: str
     number: int
@@ -113,15 +115,15 @@ class SplitName(NamedTuple):
 
 
 def part_of(file_name: str) -> SplitName | None:
-    """What `NAME-00001-of-00003.gguf` says; None for a name that is not that of a part."""
+    """Parse a name like `NAME-00001-of-00003.gguf`. Return None if it is not that of a part."""
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", file_name, re.DOTALL)
     return None if match is None else SplitName(match[1], int(match[2]), int(match[3]))
 
 
 def shards_of(path: Path) -> list[Path]:
-    """All files of a model, `path` first. Only `path` itself if its name is not that of a part.
-
-    Raises ModelInvalid if `path` is not the first of several files, or another file is missing."""
+    """Return all files of a model, `path` first, or only `path` if its name is not that of a part. Raises ModelInvalid
+    if `path` is not the first of several files, or another file is missing.
+    """
     part = part_of(path.name)
     if part is None or not path.is_file():
         return [path]
@@ -141,22 +143,20 @@ def shards_of(path: Path) -> list[Path]:
 
 @dataclass
 class Gguf:
-    """What one header says. `values`: by key, arrays of texts left out; `counts`: lengths of arrays by key;
-    `n_tensors`: of this file; `tensors`: their names, where they were asked for.
-    """
+    """The content of one header. The arrays of texts are not in `values`, only in `counts`."""
 
     values: dict[str, Value] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # key -> length of its array
     n_tensors: int = 0
-    tensors: frozenset[str] = frozenset()
+    tensors: frozenset[str] = frozenset()  # the tensors' names, if asked for
 
     def text(self, key: str) -> str:
-        """A text without control characters, at most LONGEST_TEXT long; empty where there is none."""
+        """Return a text without control characters, at most LONGEST_TEXT long, or an empty one."""
         value = self.values.get(key)
         return printable(value) if isinstance(value, str) else ""
 
     def number(self, key: str, default: int = 0) -> int:
-        """A whole number; of a list the greatest."""
+        """Return a whole number, the greatest of a list."""
         value = self.values.get(key)
         if isinstance(value, list):
             value = max(value, default=default)
@@ -164,35 +164,37 @@ class Gguf:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, such as "llama"."""
+        """Return `general.architecture`, such as "llama"."""
         return self.text("general.architecture")
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the model reads text in both directions: it has no KV cache and generates nothing."""
+        """Return True if the model reads text in both directions: it has no KV cache and generates nothing."""
         return self.architecture in ENCODERS or self.values.get(f"{self.architecture}.attention.causal") is False
 
     @property
     def projectors(self) -> list[str]:
-        """The kinds of projectors that the file declares (`clip.projector_type`, `clip.vision.projector_type`, ...)."""
+        """Return the kinds of projectors that the file declares (`clip.projector_type`, `clip.vision.projector_type`,
+        ...).
+        """
         return [self.text(key) for key in self.values if key.endswith("projector_type") and self.text(key)]
 
     @property
     def has_mtp(self) -> bool:
-        """Whether the weights of MTP layers are in the file. Needs `tensors`."""
+        """Return True if the file has the weights of MTP layers. Needs `tensors`."""
         layers = self.number(f"{self.architecture}.nextn_predict_layers")
         return layers > 0 and any(".nextn." in name for name in self.tensors)
 
     @property
     def is_mtp_alone(self) -> bool:
-        """Whether the file holds MTP layers and not the model that they belong to. Needs `tensors`."""
+        """Return True if the file has MTP layers without their model. Needs `tensors`."""
         return self.has_mtp and not any(name.startswith("blk.0.") for name in self.tensors)
 
 
 def read_gguf(path: Path, *, tensors: bool = False) -> Gguf:
-    """The header of one file. `tensors`: with the names of the tensors.
+    """Read the header of one file, with the names of the tensors if asked for.
 
-    Takes 4 ms with a vocabulary of 150 000 tokens, and 50 ms with the names of the tensors. Raises ModelNotFound,
+    Takes 4 ms with a vocabulary of 150 000 tokens, and 50 ms with the names of the tensors. Raises ModelNotFound, and
     ModelInvalid for a damaged or truncated header.
     """
 
@@ -211,8 +213,8 @@ def read_gguf(path: Path, *, tensors: bool = False) -> Gguf:
 
 
 def trained_context(path: Path, options: ModelOptions) -> int:
-    """Tokens of context that a model was trained for, by its file and `options.override_kv`, without loading it; 0
-    where neither says. Raises ModelNotFound, ModelInvalid.
+    """Return the tokens of context that a model was trained for, by its file and `options.override_kv`, without loading
+    it, or 0 if neither says. Raises ModelNotFound, ModelInvalid.
     """
     found = read_gguf(path)
     key = f"{found.architecture}.context_length"
@@ -221,8 +223,8 @@ def trained_context(path: Path, options: ModelOptions) -> int:
 
 
 def vocabulary_file(path: str | os.PathLike[str]) -> bytes:
-    """The content of a GGUF file with the keys of the model's first file, some MB, so that a machine that lacks the
-    model can tokenize as it does. O(keys): 50 ms for 150 000 tokens. Raises ModelNotFound, ModelInvalid.
+    """Make a GGUF file with the keys of the model's first file, some MB, so that a machine that lacks the model can
+    tokenize as it does. O(keys): 50 ms for 150 000 tokens. Raises ModelNotFound, ModelInvalid.
     """
 
     def read(reader: _Reader) -> bytes:
@@ -251,16 +253,16 @@ def _with_reader(path: Path, read: Callable[[_Reader], _Found]) -> _Found:
 _TEXT, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32, _U64, _U32_U64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
-_MOST_BYTES = 1 << 28  # of all keys of a vocabulary: ten times the largest
-_MANY = 1000  # texts that are searched through, not walked over
-_FARTHEST = 32 << 20  # bytes: the texts of the largest vocabularies take a third of it
-# What the keys after a vocabulary begin with, and whole names, so that no text of a vocabulary is one of them.
+_MOST_BYTES = 1 << 28  # maximum bytes of a vocabulary's keys: ten times the largest
+_MANY = 1000  # so many texts are searched through, not walked over
+_FARTHEST = 32 << 20  # bytes to search: the texts of the largest vocabularies take a third of it
+# The keys after a vocabulary begin so. Whole names are compared too, as a text of the vocabulary may begin alike.
 _NEXT = (b"tokenizer.", b"general.")
 _NEXT_KEY = re.compile(rb"tokenizer\.(ggml\.[a-z_]+|chat_template)|general\.(file_type|quantization_version)")
 
 
 class _Key(NamedTuple):
-    """A key from `begin` to `end` in the file; its value, or its `n_items`, have the type `kind` and begin at `at`."""
+    """A key from `begin` to `end` in the file. Its value, or its `n_items`, have the type `kind` and begin at `at`."""
 
     name: str
     kind: int
@@ -271,7 +273,7 @@ class _Key(NamedTuple):
 
 
 class _Reader:
-    """Walks over the header of a mapped file. Whatever lies outside of it raises struct.error or ValueError."""
+    """A reader of the header of a mapped file. Reading beyond it raises struct.error or ValueError."""
 
     def __init__(self, data: mmap.mmap) -> None:
         _, self.version, self.n_tensors, self._n_keys = _HEADER.unpack_from(data)
@@ -280,11 +282,11 @@ class _Reader:
             raise ValueError(f"{self._n_keys} keys and {self.n_tensors} tensors")
 
     def walk(self, search: bool = False) -> Iterator[_Key]:
-        """The keys in order.
+        """Yield the keys in order.
 
-        `search`: the texts of a vocabulary come before keys that are wanted, and each says its own length. Walking over
-        150 000 of them takes 45 ms, so the next key is searched for by its name, in 4 ms, and only where none is found
-        they are walked over. Keys may then be left out, and their number says no longer where the last one ends.
+        With `search` the texts of a vocabulary are skipped: each says its own length, and walking over 150 000 of them
+        takes 45 ms. So the next key is searched for by its name, in 4 ms, and they are walked over only if none is
+        found. Keys may then be left out, and their number no longer tells where the last one ends.
         """
         searched = False
         for _ in range(self._n_keys):
@@ -308,7 +310,7 @@ class _Reader:
             yield _Key(name, kind, count, begin, at, self._at)
 
     def value(self, key: _Key) -> Value | None:
-        """The value of a key; None for an array of texts or of more than LONGEST_LIST numbers."""
+        """Return the value of a key, or None for an array of texts or of more than LONGEST_LIST numbers."""
         if key.kind == _TEXT:
             return None if key.n_items is not None else self._text(key.at + 8, key.end, 4 * LONGEST_TEXT)[:LONGEST_TEXT]
         if key.n_items is None:
@@ -319,7 +321,7 @@ class _Reader:
         return list(struct.unpack_from(f"<{key.n_items}{_NUMBERS[key.kind]}", self.data, key.at))
 
     def tensors(self) -> Iterator[str]:
-        """The names of the tensors, after all keys."""
+        """Yield the names of the tensors, after all keys."""
         for _ in range(self.n_tensors):
             name = self._name()
             (n_dimensions,) = _U32.unpack_from(self.data, self._advance(4))
@@ -346,7 +348,7 @@ class _Reader:
         self._advance(at - self._at)
 
     def _search(self) -> int:
-        """Where the next key of a known name begins; 0 where there is none near."""
+        """Return where the next key of a known name begins, or 0 if there is none near."""
         begin, end = self._at, self._at + _FARTHEST
         while (at := self.data.find(_NEXT[0], begin, end)) >= 0:
             earlier = self.data.find(_NEXT[1], begin, at)
@@ -358,7 +360,7 @@ class _Reader:
         return 0
 
     def _advance(self, size: int) -> int:
-        """Where the next `size` bytes begin. Raises ValueError where the file is shorter."""
+        """Return where the next `size` bytes begin. Raises ValueError if the file is shorter."""
         begin, self._at = self._at, self._at + size
         if self._at > len(self.data):
             raise ValueError("after the end of the file")

@@ -1,4 +1,4 @@
-"""The llama.cpp library: initialises it once per process, forwards its log to `logging`, and describes its build.
+"""Initialise llama.cpp once per process, forward its log to `logging`, and describe its build.
 
 All log lines go to the logger "rest_local.llama"; nothing is printed. The log callback is global in llama.cpp, so this
 module installs it once, when it is imported.
@@ -23,7 +23,7 @@ from rest_local.errors import OptionError
 from rest_local.llama.loaded import bindings, llama_cpp
 
 logger = logging.getLogger("rest_local.llama")
-logger.addHandler(logging.NullHandler())  # otherwise `logging` prints warnings to stderr in unconfigured programs
+logger.addHandler(logging.NullHandler())  # or `logging` prints warnings to stderr in unconfigured programs
 
 _CONTINUE = 5  # GGML_LOG_LEVEL_CONT: continues the previous message
 # The order of ggml.h. The table in llama-cpp-python's _logger.py is that of an older ggml: there errors become debug.
@@ -31,9 +31,8 @@ _LEVELS = {0: logging.DEBUG, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNI
 
 
 class LogLines:
-    """Joins llama.cpp's messages to lines: a message may hold several lines, or continue the one before it.
-
-    Any thread of llama.cpp may call `feed`. `collected_errors` gives the error lines to its caller as well.
+    """A joiner of llama.cpp's messages to lines: a message may hold several lines, or continue the one before it. Any
+    thread of llama.cpp may call `feed`. `collected_errors` gives the error lines to its caller as well.
     """
 
     def __init__(self, target: logging.Logger) -> None:
@@ -66,14 +65,14 @@ class LogLines:
 
     @contextmanager
     def collected_errors(self) -> Iterator[list[str]]:
-        """The error lines that llama.cpp logs while the block runs, in any thread."""
+        """Collect the error lines that llama.cpp logs while the block runs, in any thread."""
         errors: list[str] = []
         with self._lock:
             self.collectors.append(errors)
         try:
             yield errors
         finally:
-            with self._lock:  # compared by identity, because two empty lists are equal
+            with self._lock:  # Compare by identity, because two empty lists are equal.
                 self.collectors = [other for other in self.collectors if other is not errors]
 
 
@@ -82,11 +81,11 @@ log_lines = LogLines(logger)
 
 @bindings.llama_log_callback  # type: ignore[untyped-decorator]
 def _log_callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
-    """At module level, because llama.cpp keeps the address for the life of the process."""
+    # It stands at module level, because llama.cpp keeps the address for the life of the process.
     log_lines.feed(level, text or b"")
 
 
-llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # before init, which already logs
+llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # the next call logs already
 llama_cpp.llama_backend_init()
 
 c_library = ctypes.CDLL(None)
@@ -94,10 +93,10 @@ _silence = ctypes.cast(c_library.abs, bindings.llama_log_callback)
 
 
 def mute() -> None:
-    """Discard llama.cpp's log until `unmute`, for the moment in which a decode is aborted.
-
-    llama.cpp logs the abort, and a pending Ctrl-C would be raised in the Python callback, where ctypes can only drop
-    it. So the callback becomes `abs`, which does nothing with the level and needs no Python."""
+    """Discard llama.cpp's log until `unmute`, for the moment in which a decode is aborted. llama.cpp logs the abort,
+    and a pending Ctrl-C would be raised in the Python callback, where ctypes can only drop it. So the callback becomes
+    `abs`, which does nothing with the level and needs no Python.
+    """
     llama_cpp.llama_log_set(_silence, ctypes.c_void_p(0))
 
 
@@ -117,7 +116,7 @@ class Device:
 
 
 def versions() -> dict[str, str]:
-    """The versions of `llama-cpp-python`, `llama.cpp` and `ggml`, with the commit of ggml."""
+    """Return the versions of `llama-cpp-python`, `llama.cpp` and `ggml`, with the commit of ggml."""
     return {
         "llama-cpp-python": str(llama_cpp.__version__),
         "llama.cpp": bindings.llama_version().decode(),
@@ -126,22 +125,22 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint() -> str:
-    """A string that changes when llama.cpp or its build options change: a key for cached measurements."""
+    """Return a key for cached measurements, which changes with llama.cpp and its build options."""
     return " ".join((*versions().values(), system_info()))
 
 
 def system_info() -> str:
-    """llama.cpp's line about the instruction sets and backends of its build."""
+    """Return llama.cpp's line about the instruction sets and backends of its build."""
     return str(bindings.llama_print_system_info().decode("utf-8", "replace")).strip()
 
 
 def supports_gpu() -> bool:
-    """Whether layers can be put on a GPU: the build has such a backend, and there is a device."""
+    """Return True if layers can be put on a GPU: the build has such a backend, and there is a device."""
     return bool(bindings.llama_supports_gpu_offload())
 
 
 def backends() -> list[str]:
-    """Names of the registered ggml backends, such as CPU, CUDA, Metal, Vulkan."""
+    """Return the names of the registered ggml backends, such as CPU, CUDA, Metal, Vulkan."""
     count = ggml("ggml_backend_reg_count", ctypes.c_size_t)()
     get = ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
     name = ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
@@ -149,7 +148,7 @@ def backends() -> list[str]:
 
 
 def devices() -> list[Device]:
-    """The devices of all backends, the CPU included."""
+    """Return the devices of all backends, the CPU included."""
     description = ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
     size_p = ctypes.POINTER(ctypes.c_size_t)
     memory = ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)
@@ -162,13 +161,13 @@ def devices() -> list[Device]:
 
 
 def gpus() -> dict[str, int]:
-    """The devices for layers: name and address of each device except the CPU."""
+    """Return name and address of each device except the CPU."""
     kind = ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
     return {name: device for name, device in _devices() if kind(device) != CPU_DEVICE}
 
 
 def buffer_types() -> dict[str, int]:
-    """The buffers for tensors: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
+    """Return name and address of each device's buffer type for tensors, such as CPU, CUDA0."""
     type_of = ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
     name = ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
     addresses = [type_of(device) for _, device in _devices()]
@@ -176,10 +175,10 @@ def buffer_types() -> dict[str, int]:
 
 
 def use_numa(strategy: str) -> None:
-    """Set how memory and threads use the NUMA nodes of the machine: `distribute`, `isolate` or `numactl`.
-
-    It applies to the process, and must be called before the first model is loaded. A second call with the same strategy
-    does nothing; with another it raises OptionError."""
+    """Set how memory and threads use the NUMA nodes of the machine: `distribute`, `isolate` or `numactl`. It applies to
+    the process, and must be called before the first model is loaded. A second call with the same strategy does nothing;
+    with another it raises OptionError.
+    """
     global _numa
     if _numa is None:
         llama_cpp.llama_numa_init(_NUMA[strategy])
@@ -209,13 +208,13 @@ def _text(function: str) -> str:
 
 
 def ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
-    """A function of ggml that the bindings do not declare. It is found through the dependencies of libllama."""
+    """Return a function of ggml that the bindings do not declare, found through the dependencies of libllama."""
     function: ctypes._NamedFuncPointer = getattr(bindings._lib, name)
     function.restype, function.argtypes = result, list(arguments)
     return function
 
 
-# CPU features for matrix or dot products: their names in `/proc/cpuinfo`, and in llama.cpp's line of features.
+# CPU features for matrix or dot products -> their names in `/proc/cpuinfo`, and in llama.cpp's line of features.
 UNITS = {
     "AMX": ("amx_int8", "AMX_INT8"),
     "AVX-512": ("avx512f", "AVX512"),
@@ -230,7 +229,7 @@ UNITS = {
 
 
 def matrix_units() -> dict[str, bool]:
-    """The units of this CPU, and whether the build of llama.cpp uses each. Empty where there is no `/proc/cpuinfo`."""
+    """Return the units of this CPU, and whether llama.cpp's build uses each. Empty without `/proc/cpuinfo`."""
     text = ""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
@@ -240,7 +239,7 @@ def matrix_units() -> dict[str, bool]:
 
 
 def compilers() -> list[str]:
-    """The compilers of llama.cpp's CPU backend, which they name themselves in its library; empty where none does."""
+    """Return the compilers of llama.cpp's CPU backend, as far as they name themselves in its library."""
     loaded = Path(bindings._lib._name)
     for path in (*sorted(loaded.parent.glob("libggml-cpu*.so")), loaded):
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""Tries a model in a child process before this process loads it, because llama.cpp may crash, hang or find no memory.
+"""Try a model in a child process before this process loads it, because llama.cpp may crash, hang or find no memory.
 
 Contract: the settings that the user wants go in. If a child process can compute with them, they come out unchanged.
-Where the child fails there are at most three retries: half and a quarter of the layers where the memory of a GPU is
-short, the CPU alone where a GPU fails, weights that are not repacked where a CPU does (gcc 11 and 12 compile AMX code
-that crashes). Where they fail too, an error names the cause and the way out.
+If the child fails there are at most three retries: half and a quarter of the layers if the memory of a GPU is short,
+the CPU alone if a GPU fails, weights that are not repacked if a CPU does (gcc 11 and 12 compile AMX code that crashes).
+If they fail too, an error names the cause and the way out.
 
 The child loads the model, makes a context for each of the settings, and decodes 1, 2, 8 and 32 tokens in it (on a GPU
 also a full batch, which needs the most memory). It reports each stage, so the last line names the one at which it
@@ -41,8 +41,8 @@ log = logging.getLogger("rest_local.loading")
 progress = logging.getLogger("rest_local.tuning.progress")
 
 FORMAT = 2
-TIMEOUT_SECONDS = 120.0  # for a small file
-SECONDS_PER_BYTE = 4e-8  # in addition: 280 s for 4 GB, which are read at 25 MB/s in 160 s
+TIMEOUT_SECONDS = 120.0  # enough for a small file
+SECONDS_PER_BYTE = 4e-8  # added for large files: 280 s in all for 4 GB, which are read at 25 MB/s in 160 s
 ALL_LAYERS = -1
 MEMORY_CHANGE = 0.1  # the choice is tried again after such a relative change in the free memory of a GPU
 SIZES = (1, 2, 8, 32)
@@ -54,7 +54,7 @@ Wanted = Callable[[ModelOptions], Sequence[ContextSettings]]
 
 @dataclass(frozen=True)
 class LoadChoice:
-    """How to load the model. `warning`: empty if the wanted settings work."""
+    """The way to load the model. `warning` is empty if the wanted settings work."""
 
     options: ModelOptions
     n_gpu_layers: int
@@ -63,8 +63,8 @@ class LoadChoice:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a trial failed, and at which stage. `kind`: `crash`, `hang`, `memory`, or `refused` (llama.cpp returned an
-    error).
+    """The cause of a failed trial, and its stage. `kind` is `crash`, `hang`, `memory`, or `refused` (llama.cpp returned
+    an error).
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Failure:
 
     @classmethod
     def of(cls, ended: ChildResult) -> Failure | None:
-        """What the end of a child and its lines show; None if it succeeded."""
+        """Return the failure that the end of a child and its lines show, or None if it succeeded."""
         seen = ended.seen
         if ended.code == 0 and seen.get("done"):
             return None
@@ -98,14 +98,14 @@ def choose(
     """Find settings that work. The first time they are tried in child processes, which takes the load time and about 16
     plain steps for each of the settings.
 
-    `wanted`: gives the settings of all contexts that may be made with given options. `n_ctx`: as for `attempt`.
-    Raises ModelNotFound, OptionError, and ModelInvalid for a model that `Model.open` refuses or that no trial survives.
+    `wanted` gives the settings of all contexts that may be made with given options. `n_ctx` is as for `attempt`. Raises
+    ModelNotFound, OptionError, and ModelInvalid for a model that `Model.open` refuses or that no trial survives.
     """
     file = Path(path).expanduser()
     files = check_headers(file)
     requested = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
     layers = requested if library.supports_gpu() and options.devices != ("none",) else 0
-    LoadParameters.of(options, layers, vocab_only=False)  # raises OptionError for a device that does not exist
+    LoadParameters.of(options, layers, vocab_only=False)  # OptionError for a device that does not exist
     ensure_loadable(files, False, options)
     record = _record(files, layers, options, wanted(options), n_ctx)
     free = [device.free_bytes for device in library.devices() if device.name in library.gpus()] if layers else []
@@ -126,12 +126,12 @@ def choose(
                 _remember(record, choice, free)
             return choice
     if failure.kind == "refused":
-        return asked  # it does not crash, and `Model.open` gives llama.cpp's own message
+        return asked  # It does not crash, and `Model.open` gives llama.cpp's own message.
     raise ModelInvalid(file, str(failure), _way_out(failure, asked))
 
 
 def safer(failure: Failure, path: Path, wanted: LoadChoice) -> list[tuple[str, LoadChoice]]:
-    """The retries, and what each gives up."""
+    """Return the retries, and what each gives up."""
     options, layers = wanted.options, wanted.n_gpu_layers
     if not layers:
         plain = LoadChoice(replace(options, repack=False), 0)
@@ -159,12 +159,12 @@ def _way_out(failure: Failure, choice: LoadChoice) -> str:
 
 
 def timeout_seconds(files: Files) -> float:
-    """The time limit for loading the files and computing with them."""
+    """Return the time limit for loading the files and computing with them."""
     return TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
 
 
 def works(model: Model, settings: ContextSettings) -> bool:
-    """Whether a child process can compute with an open model in these settings. Raises OSError without a child."""
+    """Return True if a child process can compute with a model in these settings. Raises OSError without a child."""
     files = check_headers(model.path)
     failed = attempt(model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files))
     if failed is not None:
@@ -184,7 +184,7 @@ def _tried(files: Files, choice: LoadChoice, wanted: Wanted, n_ctx: int | None) 
 def _record(
     files: Files, layers: int, options: ModelOptions, settings: Sequence[ContextSettings], n_ctx: int | None
 ) -> bytes:
-    """All inputs of a choice, except the free memory of a GPU. The context length only matters on a GPU."""
+    """Return all inputs of a choice, except the free memory of a GPU. The context length only matters on a GPU."""
     on_cpu = {"n_ctx": 0, "n_cells": 0, "n_slots": 0, "threads": 0, "threads_batch": 0} if not layers else {}
     parts = [
         FORMAT,
@@ -201,7 +201,7 @@ def _path(record: bytes) -> Path:
 
 
 def _remembered(record: bytes, free: Sequence[int]) -> LoadChoice | None:
-    """The remembered choice. None if there is none, its format is another, or the free memory of a GPU has changed."""
+    """Return the remembered choice, unless its format is another, or the free memory of a GPU has changed."""
     try:
         data: Any = json.loads(_path(record).read_bytes())
         options = ModelOptions.from_dict(data["options"])
@@ -229,10 +229,11 @@ def attempt(
     n_ctx: int | None,
     timeout: float,
 ) -> Failure | None:
-    """Run the child. Returns None if all settings that llama.cpp accepts work. Raises OSError if it cannot be started.
+    """Run the child. Return None if all settings that llama.cpp accepts work. Raises OSError if it cannot be started.
 
-    `n_ctx`: tokens of context, also beyond what the model was trained for; None = the number in `settings`, but at most
-    what it was trained for. `settings`: only recurrent models use their `n_rs_seq`."""
+    `n_ctx` is the context in tokens, also beyond what the model was trained for; None takes the number in `settings`,
+    but at most what it was trained for. Only recurrent models use the `n_rs_seq` of `settings`.
+    """
     task = {
         "path": os.path.abspath(path),
         "n_gpu_layers": n_gpu_layers,
@@ -244,7 +245,7 @@ def attempt(
 
 
 def main(text: str) -> None:
-    """The child process. `text`: the task from `attempt`, as JSON."""
+    """Run the child process. `text` is the task from `attempt`, as JSON."""
     _prepare()
     task = json.loads(text)
     settings = [ContextSettings.from_dict(each) for each in task["settings"]]
@@ -254,7 +255,7 @@ def main(text: str) -> None:
         report(done=True)
     except RestLocalError as error:
         report(refused=str(error))
-    os._exit(0)  # without cleanup, because a broken driver may crash there
+    os._exit(0)  # A broken driver may crash in the cleanup.
 
 
 def compute(
@@ -271,7 +272,7 @@ def compute(
         report(at=f"making a context ({flash})")
         try:
             context = Context(model, _for_model(model, each, n_ctx, on_cpu=not n_gpu_layers))
-        except ModelError as error:  # measuring leaves such settings out, too
+        except ModelError as error:  # Measuring leaves such settings out, too.
             refused = error
             continue
         accepted += 1
@@ -297,12 +298,12 @@ def _decode(context: Context, model: Model, flash: str, full: bool) -> None:
         if code := context.decode():
             memory = " (out of memory)" if code == -2 else ""
             raise ModelError(f"model {model.path}: llama_decode returned {code}{memory}")
-        context.logits(1)  # to wait for the device
+        context.logits(1)  # waits for the device
         n_past += n
 
 
 def _for_model(model: Model, settings: ContextSettings, n_ctx: int | None, on_cpu: bool) -> ContextSettings:
-    """The settings of the context to be made, see `attempt`; on the CPU a short one: no length crashes there."""
+    """Return the settings of the context to make (`attempt`), a short one on the CPU: no length crashes there."""
     trained = model.n_ctx_train or settings.n_ctx
     size = max(8, n_ctx or min(settings.n_ctx, trained))
     n_cells = size * settings.n_slots if settings.n_cells == settings.n_ctx * settings.n_slots else settings.n_cells

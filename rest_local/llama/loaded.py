@@ -1,7 +1,7 @@
-"""llama-cpp-python, loaded: the only module that imports it.
+"""Load llama-cpp-python. No other module imports it.
 
-Importing this module takes 0.3 s. It raises LibraryUnfit where the library cannot be loaded or lacks something that
-this package uses, again at every attempt.
+Importing this module takes 0.3 s. It raises LibraryUnfit, again at every attempt, if the library cannot be loaded or
+lacks something that this package uses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WAY_OUT = f"install one that rest-local was tested with: pip install 'llama-cpp
 try:
     import llama_cpp
     from llama_cpp import llama_cpp as bindings
-except (ImportError, OSError, RuntimeError, AttributeError) as error:  # AttributeError: a symbol that its library lacks
+except (ImportError, OSError, RuntimeError, AttributeError) as error:  # AttributeError: its library lacks a symbol
     raise LibraryUnfit(f"llama-cpp-python cannot be loaded ({error}); {_WAY_OUT}") from error
 
 if _lacks := needed.lacking(bindings):

@@ -1,4 +1,4 @@
-"""How a model file is loaded: what crosses to llama.cpp, and a child process that loads it first.
+"""Load a model file: convert the options for llama.cpp, and try it in a child process first.
 
 - `LoadParameters` are `ModelOptions` as `llama_model_params`, with the arrays that those point to. They make no
   decisions, and must be kept until the load has returned.
@@ -32,27 +32,29 @@ from rest_local.llama.options import SPLIT_MODES, Adapter, ModelOptions, Overrid
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as in llama.cpp's --cpu-moe
 CPU = "CPU"
-TIMEOUT_SECONDS = 60.0  # for a small file; only one that makes llama.cpp loop takes longer
-SECONDS_PER_BYTE = 2.4e-9  # in addition: 300 s in all for 100 GB, which even a slow disk maps faster
-_SAMPLE = 1 << 20  # bytes at each end of an adapter that enter its digest
+TIMEOUT_SECONDS = 60.0  # a small file takes longer only if it makes llama.cpp loop
+SECONDS_PER_BYTE = 2.4e-9  # added for large files: 300 s in all for 100 GB, which even a slow disk maps faster
+_SAMPLE = 1 << 20  # an adapter's digest covers so many bytes at each end
 
 
 class _Placed(ctypes.Structure):
-    """struct llama_model_tensor_buft_override, which the bindings leave opaque."""
+    """A struct llama_model_tensor_buft_override, which the bindings leave opaque."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 @dataclass
 class LoadParameters:
-    """`struct` for llama_model_load_from_file, and the arrays it points to."""
+    """The `struct` for llama_model_load_from_file, and the arrays it points to."""
 
     struct: Any
     _alive: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, options: ModelOptions, n_gpu_layers: int, *, vocab_only: bool, on_cpu: bool = False) -> LoadParameters:
-        """`on_cpu`: for a trial load in a child process: mapped, not repacked, every tensor in main memory."""
+        """Convert the options. A trial load in a child process is `on_cpu`: mapped, not repacked, with every tensor in
+        main memory.
+        """
         struct = llama_cpp.llama_model_default_params()
         struct.vocab_only = vocab_only
         struct.n_gpu_layers = 0 if on_cpu else n_gpu_layers
@@ -90,7 +92,7 @@ def _load_mode(use_mmap: bool, use_mlock: bool) -> int:
 
 
 def _overrides(overrides: tuple[Override, ...]) -> Any:
-    """An array of llama_model_kv_override, which ends with an empty key."""
+    """Make an array of llama_model_kv_override, which ends with an empty key."""
     array = (bindings.llama_model_kv_override * (len(overrides) + 1))()
     for entry, override in zip(array, overrides, strict=False):
         entry.key = override.key.encode()
@@ -107,7 +109,7 @@ def _overrides(overrides: tuple[Override, ...]) -> Any:
 
 
 def _placements(options: ModelOptions) -> list[tuple[str, str]]:
-    """Patterns with buffer names. llama.cpp takes the first match, so explicit placements come first."""
+    """Return patterns with buffer names. llama.cpp takes the first match, so explicit placements come first."""
     placed = [(placement.pattern, placement.buffer) for placement in options.override_tensor]
     if options.cpu_moe:
         return [*placed, (EXPERTS, CPU)]
@@ -115,7 +117,7 @@ def _placements(options: ModelOptions) -> list[tuple[str, str]]:
 
 
 def _placed(placements: list[tuple[str, str]], on_cpu: bool) -> Any:
-    """An array of `_Placed`, which ends with an empty entry. Raises OptionError for a buffer that llama.cpp lacks."""
+    """Make an array of `_Placed` with an empty entry at its end. Raises OptionError for a missing buffer."""
     most = int(bindings.llama_max_tensor_buft_overrides()) - 1
     if len(placements) > most:
         raise OptionError(f"{len(placements)} tensor overrides: llama.cpp takes at most {most}")
@@ -129,7 +131,7 @@ def _placed(placements: list[tuple[str, str]], on_cpu: bool) -> Any:
 
 
 def _devices(names: tuple[str, ...]) -> Any:
-    """An array of devices, which ends with a null. Raises OptionError for a device that llama.cpp lacks."""
+    """Make an array of devices with a null at its end. Raises OptionError for a device that llama.cpp lacks."""
     known = library.gpus()
     wanted = () if names == ("none",) else names
     for name in wanted:
@@ -146,10 +148,10 @@ def _shares(shares: tuple[float, ...]) -> Any:
 
 
 class Adapters:
-    """The loaded adapters of one model. `identity`: digest and scale of each, JSON-ready."""
+    """The loaded adapters of one model. `identity` has digest and scale of each, JSON-ready."""
 
     def __init__(self, model: int, wanted: Sequence[Adapter]) -> None:
-        """Raises AdapterInvalid with the file and the cause."""
+        """Load the adapters. Raises AdapterInvalid with the file and the cause."""
         self._pointers: list[Any] = []
         self.wanted = tuple(wanted)
         try:
@@ -161,7 +163,7 @@ class Adapters:
             raise
 
     def apply(self, context: int) -> None:
-        """Make a context compute with them. Raises AdapterInvalid if llama.cpp refuses."""
+        """Let a context compute with the adapters. Raises AdapterInvalid if llama.cpp refuses."""
         if not self._pointers:
             return
         count = len(self._pointers)
@@ -171,7 +173,7 @@ class Adapters:
             raise AdapterInvalid(self.wanted[0].path, "llama.cpp cannot apply it to this model")
 
     def close(self) -> None:
-        """Free them. A second call does nothing. Contexts that use them must be closed before."""
+        """Free the adapters. A second call does nothing. Contexts that use them must be closed before."""
         while self._pointers:
             bindings.llama_adapter_lora_free(self._pointers.pop())
 
@@ -189,7 +191,7 @@ def _load_adapter(model: int, path: Path) -> Any:
 
 
 def _digest(path: Path) -> str:
-    """A digest of the size, the beginning and the end. That suffices, because training changes every weight."""
+    """Digest the size, the beginning and the end. That suffices, because training changes every weight."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         begin = file.read(_SAMPLE)
@@ -198,11 +200,11 @@ def _digest(path: Path) -> str:
 
 
 def ensure_loadable(files: Files, vocab_only: bool, options: ModelOptions) -> None:
-    """Check that a child process can load the model and each of its adapters, now or in an earlier run.
-
-    `files`: all files of the model, in order. Raises ModelInvalid or AdapterInvalid with the cause."""
+    """Check that a child process can load the model and each of its adapters, now or in an earlier run. `files` are all
+    files of the model, in order. Raises ModelInvalid or AdapterInvalid with the cause.
+    """
     path = files[0][0]
-    names = ("override_kv", "override_tensor", "cpu_moe", "n_cpu_moe")  # what could crash a process
+    names = ("override_kv", "override_tensor", "cpu_moe", "n_cpu_moe")  # these could crash a process
     loaded = ModelOptions(**{name: getattr(options, name) for name in names})
     task = {"path": os.path.abspath(path), "vocab_only": vocab_only, "options": asdict(loaded)}
     if cause := cause_of(__name__, files, task):
@@ -221,10 +223,11 @@ def ensure_loadable(files: Files, vocab_only: bool, options: ModelOptions) -> No
 
 
 def cause_of(module: str, files: Files, task: Mapping[str, Any], timeout: float | None = None) -> str | None:
-    """Why a child process cannot load the files; None where it can, now or in an earlier run.
+    """Return why a child process cannot load the files, or None if it can, now or in an earlier run.
 
-    `module`: its `main` does what `task` describes, and reports `error`, before that perhaps stages as `at`. `timeout`:
-    seconds; None for a child that reads no weights."""
+    The `main` of `module` executes `task`, and reports `error`, before that perhaps stages as `at`. `timeout` is in
+    seconds; None is for a child that reads no weights.
+    """
     text = json.dumps(task, default=str)
     record = json.dumps([identity_of(files), module, text, library.fingerprint()]).encode("utf-8", "surrogateescape")
     name = f"probe-{hashlib.sha256(record).hexdigest()[:32]}.json"
@@ -252,7 +255,7 @@ def cause_of(module: str, files: Files, task: Mapping[str, Any], timeout: float 
 
 
 def load_error(path: str, vocab_only: bool, options: ModelOptions | None = None) -> str | None:
-    """Load the model in this process. Returns llama.cpp's error, or None. May abort; see `ensure_loadable`."""
+    """Load the model in this process. Return llama.cpp's error, or None. May abort; see `ensure_loadable`."""
     options = options or ModelOptions()
     parameters = LoadParameters.of(options, 0, vocab_only=vocab_only, on_cpu=True)
     with library.log_lines.collected_errors() as errors:
@@ -282,8 +285,8 @@ def _adapter_error(model: int, context: int, options: ModelOptions) -> str | Non
 
 
 def one_line(errors: Sequence[str], last: bool = False) -> str:
-    """llama.cpp's errors as one cause. Of a model the first line names it, and later ones ("failed to load model")
-    repeat it; of an adapter the last one, after those of the file reader.
+    """Return llama.cpp's errors as one cause. For a model the first line names it, and later ones ("failed to load
+    model") repeat it; for an adapter the last one does, after those of the file reader.
     """
     lines = [line for line in errors if line]
     line = lines[-1 if last else 0] if lines else ""
@@ -292,11 +295,11 @@ def one_line(errors: Sequence[str], last: bool = False) -> str:
 
 
 def main(text: str) -> None:
-    """The child process. `text`: the task of `ensure_loadable`."""
+    """Run the child process. `text` is the task of `ensure_loadable`."""
     task = json.loads(text)
     options = ModelOptions.from_dict(task["options"])
     sandbox.report(error=load_error(task["path"], task["vocab_only"], options))
-    os._exit(0)  # without cleanup, because freeing a damaged model may crash
+    os._exit(0)  # Freeing a damaged model may crash.
 
 
 if __name__ == "__main__":

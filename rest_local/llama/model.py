@@ -1,6 +1,6 @@
-"""A GGUF model: opens it safely, describes it, and closes it.
+"""Open a GGUF model safely, describe it, and close it.
 
-It holds the weights and the metadata of the file. Evaluation is in `context`, text in `vocabulary`.
+A `Model` holds the weights and the metadata of the file. Evaluation is in `context`, text in `vocabulary`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ _ALL_LAYERS = -1
 
 
 class Model(Closing):
-    """An open model. Make one with `Model.open`; a context manager.
+    """An open model. Make one with `Model.open`, and use `with` or `close`. Attributes stay valid after that.
 
-    Attributes, valid also after `close`: `path`, `name` (the file's own, else its stem), `description` (architecture,
-    size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
-    `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
-    llama.cpp), `chat_template` (Jinja source or None), `template_variables` (names for it), `is_recurrent`,
-    `is_hybrid`, `has_encoder`, `vocab_only`, `n_gpu_layers` (-1 = all), `options` (as given), `with_mtp` (whether its
-    MTP layers were loaded), `adapters` (its contexts apply them), `cache_key` (paths, sizes and times of all its
-    files).
+    Attributes:
+        name: the file's own name, else its stem
+        description: architecture, size and quantization
+        size_bytes: bytes of all tensors
+        n_ctx_train: trained context in tokens
+        n_swa: sliding window in tokens, 0 = none
+        metadata: every key of the file, arrays shortened by llama.cpp
+        chat_template: Jinja source, or None
+        template_variables: names for the template
+        n_gpu_layers: -1 = all
+        with_mtp: True if the MTP layers were loaded
+        adapters: LoRA adapters that the contexts apply
+        cache_key: paths, sizes and times of all its files
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class Model(Closing):
         self.vocabulary = Vocabulary(
             bindings.llama_model_get_vocab(pointer),
             self._vocabulary_name(),
-            (cache_key, options.override_kv),  # overridden keys can change the tokenizer
+            (cache_key, options.override_kv),  # overrides can change the tokenizer
             VocabularyOpener(path.absolute(), options.override_kv),
         )
         self.n_vocab = self.vocabulary.size
@@ -78,17 +84,26 @@ class Model(Closing):
         mtp: bool = False,
         is_head: bool = False,
     ) -> Model:
-        """Load a model. `path`: for a model in several files (`NAME-00001-of-00003.gguf`) the first.
-
-        `n_gpu_layers`: layers on the GPU, -1 = all; None = all if there is a GPU, else none. `options`: all other load
-        options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize. `mtp`: load the MTP
-        layers, too, if the file has them. `is_head`: the file is not evaluated by itself, so only its vocabulary is
-        tried; see `rest_local.drafting.models.opening` for the rest.
+        """Load a model.
 
         When a file is opened for the first time, a child process tries it first, which takes half a second, because a
-        broken file can crash the process that loads it. Raises ModelNotFound; ModelInvalid for a directory and for a
-        truncated, foreign, hostile or unsupported file; AdapterInvalid; OptionError for an option that this llama.cpp
-        does not have."""
+        broken file can crash the process that loads it.
+
+        Args:
+            path: the file; for a model in several files (`NAME-00001-of-00003.gguf`) the first
+            n_gpu_layers: layers on the GPU, -1 = all; None = all if there is a GPU, else none
+            options: all other load options, including LoRA adapters
+            vocab_only: read no weights, which suffices to tokenize
+            mtp: load the MTP layers, too, if the file has them
+            is_head: the file is not evaluated by itself, so only its vocabulary is tried
+                (`rest_local.drafting.models.opening`)
+
+        Raises:
+            ModelNotFound: there is no such file
+            ModelInvalid: the file is a directory, truncated, foreign, hostile or unsupported
+            AdapterInvalid: an adapter is damaged, or belongs to another model
+            OptionError: this llama.cpp does not have an option
+        """
         file = Path(path).expanduser()
         options = options or ModelOptions()
         files = check_headers(file)
@@ -114,14 +129,14 @@ class Model(Closing):
 
     @property
     def pointer(self) -> int:
-        """The llama_model_p. Raises ModelError after `close`."""
+        """Return the llama_model_p. Raises ModelError after `close`."""
         if self._pointer is None:
             raise ModelError(f"model {self.path}: is closed; open it again")
         return self._pointer
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return True if `close` was called."""
         return self._pointer is None
 
     def close(self) -> None:
@@ -136,7 +151,7 @@ class Model(Closing):
         return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"
 
     def _vocabulary_name(self) -> str:
-        """A name of the tokenizer, not of the model, because models with one tokenizer share datastores."""
+        """Name the tokenizer, not the model, because models with one tokenizer share datastores."""
         kind = self.metadata.get("tokenizer.ggml.model", "unknown")
         pre = self.metadata.get("tokenizer.ggml.pre")
         count = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(self.pointer))
@@ -145,7 +160,7 @@ class Model(Closing):
 
 @dataclass(frozen=True)
 class VocabularyOpener:
-    """Opens the vocabulary of a model without its weights. Can be pickled. content: of its file, if shipped."""
+    """An opener of a model's vocabulary without its weights. Can be pickled. `content` is its file, if shipped."""
 
     path: Path
     overrides: tuple[Override, ...] = ()
@@ -153,7 +168,7 @@ class VocabularyOpener:
 
     @contextmanager
     def __call__(self) -> Iterator[Vocabulary]:
-        """The vocabulary, until the context ends. Raises as `Model.open`, and OSError for a full disk."""
+        """Yield the vocabulary in a context. Raises as `Model.open`, and OSError for a full disk."""
         options = ModelOptions(override_kv=self.overrides)
         if self.content is None:
             opened = Model.open(self.path, vocab_only=True, options=options)
@@ -168,7 +183,7 @@ class VocabularyOpener:
             yield model.vocabulary
 
     def shipped(self) -> VocabularyOpener:
-        """An opener for machines without the file, of some MB. Raises ModelNotFound, ModelInvalid."""
+        """Return an opener for machines without the file, of some MB. Raises ModelNotFound, ModelInvalid."""
         return replace(self, content=vocabulary_file(self.path))
 
 
@@ -182,7 +197,7 @@ def _metadata(pointer: int) -> dict[str, str]:
 
 
 def _string(call: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
-    """A string from one of llama.cpp's snprintf-like calls, which return the full length of the string."""
+    """Return a string from one of llama.cpp's snprintf-like calls, which return its full length."""
     size = 256
     while True:
         buffer = ctypes.create_string_buffer(size)

@@ -1,9 +1,9 @@
-"""What this package uses of llama-cpp-python, by name, and what of it a version lacks.
+"""List by name what this package uses of llama-cpp-python, and find what a version lacks.
 
 Contract: loads nothing. `tests/llama/test_needed.py` compares the tables with the code of this room.
 
-A missing function shows itself where it is called, which may be after an hour. A missing field of a structure never
-does, because ctypes accepts any attribute of an instance. So `loaded` compares all of them before anything is used.
+A missing function shows itself when it is called, perhaps after an hour. A missing field of a structure never does,
+because ctypes accepts any attribute of an instance. So `loaded` compares all of them before anything is used.
 Symbols that only some features need are not here: `features.missing` names them.
 """
 
@@ -85,14 +85,14 @@ FIELDS = {
 
 
 def lacking(bindings: ModuleType) -> list[str]:
-    """What `llama_cpp.llama_cpp` and the library it has loaded lack, for example "llama_model_params.load_mode"."""
+    """Return what `llama_cpp.llama_cpp` and its library lack, for example "llama_model_params.load_mode"."""
     fields = _fields(bindings, ("llama_context_params", "llama_model_params"))
     symbols = [name for name in SYMBOLS if getattr(bindings._lib, name, None) is None]
     return [*(name for name in BINDINGS if not hasattr(bindings, name)), *fields, *symbols]
 
 
 def lacking_for_images(mtmd: ModuleType) -> list[str]:
-    """What `llama_cpp.mtmd_cpp` lacks."""
+    """Return what `llama_cpp.mtmd_cpp` lacks."""
     return [*(name for name in IMAGES if not hasattr(mtmd, name)), *_fields(mtmd, ("mtmd_context_params",))]
 
 
@@ -105,6 +105,6 @@ def _fields(module: ModuleType, structures: tuple[str, ...]) -> list[str]:
 
 
 def few(names: list[str]) -> str:
-    """The first of them in words: "a, b and 7 more"."""
+    """Return the first names in words: "a, b and 7 more"."""
     shown = ", ".join(names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

@@ -1,8 +1,8 @@
-"""How a model is loaded and computed, and how tokens are chosen: what a user may fix, under llama.cpp's usual names.
+"""Define the options of loading, computing and sampling that a user may fix, under llama.cpp's usual names.
 
-Contract: frozen values, checked when they are made as far as no model is needed for that; what is left at its default
-is chosen, by llama.cpp or by measuring (`rest_local.calibration.tuning`). Imports nothing heavy, so that the command
-line can declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.loading`,
+Contract: frozen values, checked when they are made as far as that needs no model. llama.cpp or a measurement
+(`rest_local.calibration.tuning`) chooses the values of defaults. Imports nothing heavy, so that the command line can
+declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.loading`,
 `rest_local.llama.sampler`).
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from rest_local.errors import OptionError
 from rest_local.grammar.grammar import Grammar
 
-# enum ggml_type. Those that llama.cpp's own command line offers; others are refused by it, or were never tried there.
+# enum ggml_type, as llama.cpp's own command line offers them. It refuses others, or they were never tried there.
 CACHE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
 }  # fmt: skip
@@ -28,14 +28,14 @@ NUMA = ("distribute", "isolate", "numactl")
 ROPE_SCALINGS = ("none", "linear", "yarn")  # enum llama_rope_scaling_type
 OVERRIDE_TYPES = ("int", "float", "bool", "str")
 LONGEST_OVERRIDE = 127  # bytes of a key, and of a string, in llama_model_kv_override
-MOST_SNAPSHOTS = 16  # of a recurrent state, for each slot, where the user gives no number
-LARGEST_ROLLBACK = 63  # tokens: no chain is longer
-LARGEST_DEFAULT = 4096  # tokens of context: a longer one is opened only where it is asked for
+MOST_SNAPSHOTS = 16  # default number of snapshots of a recurrent state, for each slot
+LARGEST_ROLLBACK = 63  # no chain has more tokens
+LARGEST_DEFAULT = 4096  # a context with more tokens is opened only on request
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: a GGUF file, and how strongly it counts (1 as trained, 0 not at all)."""
+    """A LoRA adapter. `scale` is its strength: 1 as trained, 0 not at all."""
 
     path: Path
     scale: float = 1.0
@@ -46,7 +46,7 @@ class Adapter:
 
     @classmethod
     def parse(cls, text: str) -> Adapter:
-        """FILE:SCALE; the last colon separates. Raises OptionError."""
+        """Parse FILE:SCALE; the last colon separates. Raises OptionError."""
         path, _, scale = text.rpartition(":")
         try:
             value = float(scale)
@@ -59,10 +59,14 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions; the defaults leave everything to the model file.
+    """The rotary positions; the defaults leave everything to the model file.
 
-    `scaling`: None or one of ROPE_SCALINGS. `freq_base`, `freq_scale`: 0 = the model's. The four factors of YaRN:
-    negative = the model's; `yarn_orig_ctx`: tokens of context it was trained for, 0 = the model's.
+    Args:
+        scaling: None or one of ROPE_SCALINGS
+        freq_base: 0 = the model's
+        freq_scale: 0 = the model's
+        yarn_orig_ctx: tokens of context it was trained for, 0 = the model's
+        yarn_ext_factor: negative = the model's, as for the other factors of YaRN
     """
 
     scaling: str | None = None
@@ -89,7 +93,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Override:
-    """A key of the model file with another value, as `--override-kv KEY=TYPE:VALUE`."""
+    """A key of the model file with another value, as in `--override-kv KEY=TYPE:VALUE`."""
 
     key: str
     kind: str
@@ -97,7 +101,7 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> Override:
-        """Raises OptionError for what is not KEY=TYPE:VALUE of a known type that llama.cpp can hold."""
+        """Parse KEY=TYPE:VALUE. Raises OptionError for other text, and for values that llama.cpp cannot hold."""
         key, equals, typed = text.partition("=")
         kind, colon, value = typed.partition(":")
         if not (key and equals and colon) or kind not in OVERRIDE_TYPES:
@@ -111,7 +115,7 @@ class Override:
 
 
 def _value(kind: str, text: str) -> int | float | bool | str:
-    """Raises ValueError for what is no `kind`."""
+    """Parse a value. Raises ValueError for what is no `kind`."""
     if kind == "bool":
         if text not in ("true", "false"):
             raise ValueError(text)
@@ -126,14 +130,14 @@ def _value(kind: str, text: str) -> int | float | bool | str:
 
 @dataclass(frozen=True)
 class Placement:
-    """Tensors whose names match a pattern (an ECMAScript regular expression) go to a buffer, such as CPU or CUDA0."""
+    """A buffer, such as CPU or CUDA0, for tensors whose names match a pattern (an ECMAScript regular expression)."""
 
     pattern: str
     buffer: str
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """PATTERN=BUFFER; the last equals sign separates. Raises OptionError."""
+        """Parse PATTERN=BUFFER; the last equals sign separates. Raises OptionError."""
         pattern, _, buffer = text.rpartition("=")
         if not pattern or not buffer or "\0" in text:
             raise OptionError(f"tensor override {text!r}: give PATTERN=BUFFER, for example 'ffn_.*_exps=CPU'")
@@ -142,7 +146,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is loaded and its context made. Raises OptionError for values that cannot be.
+    """The options of loading a model and making its context. Raises OptionError for values that cannot be.
 
     - Weights: `mmap`, `mlock`, `check_tensors` (reads and checks every tensor), `repack` (weights rearranged for the
       CPU), `override_kv`, `lora` (all applied at once).
@@ -151,8 +155,8 @@ class ModelOptions:
       memory), `n_cpu_moe` (those of the first N layers), `numa` (once per process).
     - Context: `n_batch` (tokens submitted at once) and `n_ubatch` (computed at once, 0 = the same), `threads_batch`
       (for more than one token, 0 = as for one), `kv_offload`, `rope`. `flash_attention` and `cache_type_k`,
-      `cache_type_v`: `auto` and None leave the choice to measuring, anything else fixes it. `rollback`: snapshots of
-      a recurrent state for each slot, so many drafted tokens can be taken back without a checkpoint; None: as many as
+      `cache_type_v`: `auto` and None leave the choice to measuring, anything else fixes it. `rollback`: snapshots of a
+      recurrent state for each slot, so many drafted tokens can be taken back without a checkpoint; None: as many as
       fit, MOST_SNAPSHOTS at most.
     """
 
@@ -208,7 +212,7 @@ class ModelOptions:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelOptions:
-        """Of `dataclasses.asdict`, also by way of JSON. Raises TypeError for another shape, OptionError."""
+        """Invert `dataclasses.asdict`, also through JSON. Raises TypeError for another shape, OptionError."""
         nested = {
             "override_kv": tuple(Override(**each) for each in data["override_kv"]),
             "override_tensor": tuple(Placement(**each) for each in data["override_tensor"]),
@@ -226,7 +230,7 @@ def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 MAX_SEED = 0xFFFFFFFE  # llama.cpp takes 0xFFFFFFFF for "any seed"
-MOST_BREAKERS = 32  # DRY looks for each of them in the whole vocabulary
+MOST_BREAKERS = 32  # DRY looks for each in the whole vocabulary
 
 # llama.cpp's samplers in its order, each with the values that switch it off.
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {
@@ -240,7 +244,7 @@ SAMPLERS: Mapping[str, Mapping[str, Any]] = {
     "xtc": {"xtc_probability": 0.0},
     "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
 }
-INFILL = "infill"  # offered by llama.cpp as well, and not used unless it is named
+INFILL = "infill"  # llama.cpp offers it as well; it is used only if it is named
 
 
 @dataclass(frozen=True)
@@ -343,23 +347,23 @@ class Sampling:
 
     @property
     def penalizes(self) -> bool:
-        """Whether the text so far changes the logits: a penalty or DRY is on."""
+        """Return True if the text so far changes the logits: a penalty or DRY is on."""
         active = self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return (active and self.repeat_last_n != 0) or self.dry_multiplier != 0.0
 
     @property
     def picks_likeliest(self) -> bool:
-        """Whether the likeliest token after biases and penalties is the answer: nothing is drawn or left out."""
+        """Return True if nothing is drawn or left out: the likeliest token after biases and penalties wins."""
         leaves_out = self.typical_p < 1 or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
         return self.temperature == 0 and self.dynatemp_range == 0 and not leaves_out
 
     @property
     def is_greedy(self) -> bool:
-        """The likeliest token of the bare logits is the answer: an arg-max, nothing shapes them."""
+        """Return True if nothing shapes the logits, and the answer is their arg-max."""
         return self.picks_likeliest and not self.penalizes and not self.logit_bias and self.grammar is None
 
 
-# The least and the greatest value of each number; of whole numbers they are whole.
+# The least and the greatest value of each number. They are whole for whole numbers.
 _RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 1e6), "top_k": (0, 2**31 - 1), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "seed": (0, MAX_SEED),
     "repeat_penalty": (1e-6, 1e6), "repeat_last_n": (-1, 2**20), "presence_penalty": (-1e6, 1e6),
@@ -370,7 +374,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "mirostat_tau": (0.0, 1e6), "mirostat_eta": (0.0, 1e6), "adaptive_target": (-1e6, 1.0),
     "adaptive_decay": (0.0, 0.99), "min_keep": (0, 2**20),
 }  # fmt: skip
-NUMBERS = tuple(_RANGES)  # the fields of `Sampling` that hold one
+NUMBERS = tuple(_RANGES)  # the numeric fields of `Sampling`
 
 
 def _real(name: str, value: Any, low: float, high: float) -> None:

@@ -1,12 +1,12 @@
-"""The pixels of an image file: PNG, JPEG, GIF (its first frame) or WebP, by Pillow, in a child process with limits.
+"""Decode an image file with Pillow in a child process with limits: PNG, JPEG, GIF (its first frame) or WebP.
 
 Images come from clients and are not trusted. Their bytes reach no C library of this process, only their pixels do.
 
 - The child reads width and height from the header and refuses more than MAX_PIXELS, and a side of more than MAX_SIDE,
   before it decodes anything.
-- It has MEMORY bytes of address space and SECONDS (`rest_local.sandbox`); two children run at a time, and each decodes
-  one image, so that one which was taken over sees no other.
-- Of its answer only as many bytes are read as the largest image has.
+- It has MEMORY bytes of address space and SECONDS (`rest_local.sandbox`). Two children run at a time, and each decodes
+  one image, so that a child that was taken over sees no other image.
+- Only as many bytes of its answer are read as the largest image has.
 
 A child takes 0.1 s to start. Knows nothing about models.
 """
@@ -21,18 +21,18 @@ from rest_local import sandbox
 from rest_local.errors import OptionError
 from rest_local.sandbox import Worker
 
-MAX_BYTES = 1 << 25  # of a file
+MAX_BYTES = 1 << 25  # limit of a file
 MAX_PIXELS = 1 << 25  # 100 MB decoded; the cameras of phones have 12 to 50 million, models see one or two
 MEMORY = 1 << 30
 SECONDS = 20.0
 MAX_SIDE = 1 << 14  # pixels; llama.cpp takes half a minute to shrink an image of 1 x 33 554 432
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-_LINE = 1 << 12  # bytes of the first line
+_LINE = 1 << 12  # maximum bytes of the first line
 _children = threading.BoundedSemaphore(2)
 
 
 class Pixels(NamedTuple):
-    """`rgb`: 3 * width * height bytes, row by row from the top."""
+    """The pixels of an image. `rgb` has 3 * width * height bytes, row by row from the top."""
 
     width: int
     height: int
@@ -40,9 +40,8 @@ class Pixels(NamedTuple):
 
 
 def pixels_of(data: bytes) -> Pixels:
-    """Decode a file. Transparent parts become white, and a photo is turned as its camera says.
-
-    Raises OptionError for what is no image, is damaged, or exceeds a limit, and where Pillow is missing.
+    """Decode a file. Transparent parts become white, and a photo is turned as its camera says. Raises OptionError for
+    what is no image, is damaged, or exceeds a limit, and without Pillow.
     """
     if len(data) > MAX_BYTES:
         raise OptionError(f"the image has {len(data)} bytes, more than {MAX_BYTES}")
@@ -69,7 +68,7 @@ def pixels_of(data: bytes) -> Pixels:
 
 
 def _answer(data: bytes) -> bytes:
-    """A line of JSON and the pixels."""
+    """Return a line of JSON and the pixels."""
     rgb = b""
     try:
         answer, rgb = _decode(data)

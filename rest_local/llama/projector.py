@@ -1,13 +1,13 @@
-"""A projector (`mmproj`): makes rows of embeddings of an image, which a model reads in the place of tokens.
+"""Make rows of embeddings of an image with a projector (`mmproj`). A model reads them in place of tokens.
 
     projector = Projector.open("mmproj-model.gguf", model)
     image = projector.image(png_bytes)       # the tokens of the image: text around it, and placeholders for its rows
     rows = projector.rows(image.chunks[0]).result()
 
-- llama.cpp's library for this is libmtmd. It gets decoded pixels only: what it cannot read as an image it would give to
-  ffmpeg, if there is one. Files are decoded by `picture`, in a child process.
-- `image` decodes and lays out an image (any thread). `rows` runs the image through the projector, in a thread of its
-  own, one image at a time: milliseconds on a GPU, seconds on a CPU. Nothing can break that off.
+- llama.cpp's library for this is libmtmd. It gets decoded pixels only, because it would give unknown files to ffmpeg,
+  if there is one. `picture` decodes files in a child process.
+- `image` decodes and lays out an image (any thread). `rows` runs the image through the projector, in a separate thread,
+  one image at a time: milliseconds on a GPU, seconds on a CPU. Nothing can break that off.
 - Both remember: the layout of the newest images by their bytes, and CACHE_BYTES of rows. So a conversation that is
   sent again decodes and encodes nothing.
 - A projector file is tried in a child process the first time it is seen, as models are (`loading`).
@@ -47,10 +47,10 @@ from rest_local.stop import Closing
 
 Rows = NDArray[np.float32]
 
-CACHE_BYTES = 1 << 28  # of rows: 28 images of 576 rows for a model of 4 096
-LAYOUTS = 64  # images whose tokens are remembered
-PLACE_DEPENDENT = ("deepseek4v", "hunyuanvl")  # whose rows depend on the place of the image in the prompt
-HANDLES = 4  # images that are kept decoded: up to 40 MB each
+CACHE_BYTES = 1 << 28  # rows of 28 images with 576 rows for a model of 4 096
+LAYOUTS = 64  # the tokens of so many images are remembered
+PLACE_DEPENDENT = ("deepseek4v", "hunyuanvl")  # their rows depend on the place of the image in the prompt
+HANDLES = 4  # so many images stay decoded, of up to 40 MB each
 NO_IMAGES = "is not a projector for images"
 _MARKER = b"<__media__>"
 Key = TypeVar("Key")
@@ -63,10 +63,10 @@ class ImageChunk:
 
     ids: tuple[int, ...]  # placeholders, one for each row; the same for the same bytes and the same projector
     n_pos: int  # positions that it takes in the text: as many as rows, fewer with M-RoPE
-    offsets: NDArray[np.int32] | None  # [4, rows], positions relative to that of its first row; with M-RoPE only
-    causal: bool  # whether a row attends to the rows before it only; else all rows have to be evaluated together
-    number: int = 0  # of libmtmd's chunks of its image
-    digest: bytes = b""  # of the image
+    offsets: NDArray[np.int32] | None  # [4, rows], positions relative to that of its first row; only M-RoPE has them
+    causal: bool  # True if a row attends to earlier rows only; else all rows have to be evaluated together
+    number: int = 0  # its number among libmtmd's chunks of the image
+    digest: bytes = b""  # the image's digest
     data: bytes = field(default=b"", repr=False)
 
     def __len__(self) -> int:
@@ -75,17 +75,17 @@ class ImageChunk:
 
 @dataclass(frozen=True)
 class PromptImage:
-    """An image as it stands in a prompt. `tokens`: the text that the model has around it, and the ids of `chunks`."""
+    """An image as it stands in a prompt. `tokens` has the text around it, and the ids of `chunks`."""
 
     tokens: tuple[int, ...]
     chunks: tuple[ImageChunk, ...]
 
 
 class _Decoded:
-    """libmtmd's chunks of an image; freed with the object."""
+    """The chunks that libmtmd makes of an image. They are freed with the object."""
 
     def __init__(self, projector: int, pixels: Pixels) -> None:
-        """Raises OptionError where the projector refuses the image."""
+        """Lay out an image. Raises OptionError if the projector refuses it."""
         mtmd = self._mtmd = _mtmd()
         rgb = (ctypes.c_uint8 * len(pixels.rgb)).from_buffer_copy(pixels.rgb)
         self.chunks = mtmd.mtmd_input_chunks_init()
@@ -113,7 +113,9 @@ class _Decoded:
 
 
 class Projector(Closing):
-    """Make one with `Projector.open`; close it before its model. `encoded`: images, or tiles, that it was run on."""
+    """An open projector. Make one with `Projector.open`; close it before its model. `encoded` counts the images, or
+    tiles, that it was run on.
+    """
 
     def __init__(self, pointer: int, path: Path, model: Model) -> None:
         self.path, self._model = path, model
@@ -124,9 +126,9 @@ class Projector(Closing):
         self.width = int(llama_cpp.llama_model_n_embd_inp(model.pointer))
         self.encoded = 0
         self._identity = hashlib.sha256(json.dumps(identity_of([(path, path.stat())]), default=str).encode()).digest()
-        self._turn = threading.Lock()  # to decode an image
+        self._turn = threading.Lock()  # one image is decoded at a time
         self._lock = threading.Lock()
-        self._layouts: OrderedDict[bytes, PromptImage] = OrderedDict()  # without their bytes
+        self._layouts: OrderedDict[bytes, PromptImage] = OrderedDict()  # their chunks have no `data`
         self._decoded: OrderedDict[bytes, _Decoded] = OrderedDict()
         self._rows: OrderedDict[tuple[int, ...], Future[Rows]] = OrderedDict()
         self._wanted: dict[tuple[int, ...], list[Callable[[], bool]]] = {}
@@ -136,8 +138,8 @@ class Projector(Closing):
     def open(
         cls, path: str | os.PathLike[str], model: Model, *, threads: int = 0, gpu: bool | None = None
     ) -> Projector:
-        """Load a projector for a model. `threads`: 0 for as many as decode by default. `gpu`: whether to use one, by
-        default where there is one and the model uses it.
+        """Load a projector for a model. `threads` is 0 for as many as decode by default. By default it uses a `gpu` if
+        there is one and the model uses it.
 
         Takes a second more when the file is opened for the first time. Raises ProjectorInvalid for a file that is no
         projector for images, or is for a model of another width.
@@ -170,10 +172,9 @@ class Projector(Closing):
             raise
 
     def image(self, data: bytes) -> PromptImage:
-        """The tokens of an image in a prompt. `data`: a file in PNG, JPEG, GIF or WebP. Any thread. A tenth of a
-        second, and nothing for one of the newest images.
-
-        Raises OptionError for what is no image, or exceeds a limit of `picture`.
+        """Return the tokens of an image in a prompt, from a file in PNG, JPEG, GIF or WebP. Any thread may call it.
+        Takes a tenth of a second, and nothing for one of the newest images. Raises OptionError for what is no image, or
+        exceeds a limit of `picture`.
         """
         digest = hashlib.sha256(self._identity + data).digest()
         with self._lock:
@@ -185,10 +186,10 @@ class Projector(Closing):
         return replace(found, chunks=tuple(replace(chunk, data=data) for chunk in found.chunks))
 
     def rows(self, chunk: ImageChunk, wanted: Callable[[], bool] = lambda: True) -> Future[Rows]:
-        """The rows of a chunk, float32 [rows, width], as soon as they are computed; they are kept for a while.
+        """Return a future of the rows of a chunk, float32 [rows, width]; they are kept for a while.
 
-        `wanted`: asked before the work begins; where no caller wants the rows any more, the future is cancelled. The
-        future may also hold a GenerationError. Any thread.
+        `wanted` is asked before the work begins; if no caller wants the rows any more, the future is cancelled. The
+        future may also hold a GenerationError. Any thread may call it.
         """
         key = chunk.ids
         with self._lock:
@@ -204,7 +205,7 @@ class Projector(Closing):
         return future
 
     def close(self) -> None:
-        """Free it, after the image that is being encoded. A second call does nothing."""
+        """Free the projector, after the image that is being encoded. A second call does nothing."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._decoded.clear()
         pointer, self._pointer = self._pointer, None
@@ -213,13 +214,13 @@ class Projector(Closing):
 
     @property
     def pointer(self) -> int:
-        """The mtmd_context_p. Raises GenerationError after `close`."""
+        """Return the mtmd_context_p. Raises GenerationError after `close`."""
         if self._pointer is None:
             raise GenerationError("the projector is closed")
         return self._pointer
 
     def _decode(self, digest: bytes, data: bytes) -> _Decoded:
-        """One at a time: a large image takes half a gigabyte. Raises OptionError."""
+        """Decode one image at a time, because a large one takes half a gigabyte. Raises OptionError."""
         with self._turn:
             stop.check()
             with self._lock:
@@ -253,7 +254,7 @@ class Projector(Closing):
         return PromptImage(tuple(tokens), tuple(found))
 
     def _offsets(self, chunk: int, n: int) -> NDArray[np.int32]:
-        """In the order of llama.cpp's batches: time, height, width, and one that is not used."""
+        """Return positions in the order of llama.cpp's batches: time, height, width, and one that is not used."""
         mtmd = _mtmd()
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = (mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, i) for i in range(n))
@@ -292,7 +293,7 @@ class Projector(Closing):
         return rows
 
     def _forget(self) -> None:
-        """Drop the rows that were not asked for the longest, beyond CACHE_BYTES; those of the newest image stay."""
+        """Drop the rows, beyond CACHE_BYTES, that were not asked for the longest. The newest image's stay."""
         sizes = {key: 4 * self.width * len(key) for key, future in self._rows.items() if future.done()}
         left = sum(sizes.values())
         for key in list(sizes)[:-1]:
@@ -303,7 +304,7 @@ class Projector(Closing):
 
 
 def _newest(cache: OrderedDict[Key, Value], key: Key) -> Value | None:
-    """An entry, which becomes the newest one."""
+    """Return an entry, which becomes the newest one."""
     if key in cache:
         cache.move_to_end(key)
     return cache.get(key)
@@ -316,7 +317,7 @@ def _keep(cache: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> 
 
 
 def _mtmd() -> Any:
-    """libmtmd. Raises ProjectorInvalid where llama-cpp-python was built without it. The first call takes 20 ms."""
+    """Load libmtmd. Raises ProjectorInvalid if llama-cpp-python was built without it. The first call takes 20 ms."""
     try:
         from llama_cpp import mtmd_cpp
     except (ImportError, OSError, FileNotFoundError, RuntimeError) as error:
@@ -345,7 +346,7 @@ def _load(path: Path, model: int | None, threads: int, gpu: bool, warmup: bool =
 
 
 def load_error(path: Path) -> str | None:
-    """Load a projector in this process, without a model, and build its compute graph. Its error, or None. May abort."""
+    """Load a projector in this process, without a model, and build its compute graph. Return its error. May abort."""
     with library.log_lines.collected_errors() as errors:
         pointer = _load(path, None, 1, False, warmup=True)
     if not pointer:
@@ -354,9 +355,9 @@ def load_error(path: Path) -> str | None:
 
 
 def main(text: str) -> None:
-    """The child process. `text`: JSON, the path."""
+    """Run the child process. `text` is JSON with the path."""
     sandbox.report(error=load_error(Path(json.loads(text)["path"])))
-    os._exit(0)  # without cleanup, because freeing a damaged projector may crash
+    os._exit(0)  # Freeing a damaged projector may crash.
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Chooses the next token from a row of logits with llama.cpp's samplers.
+"""Choose the next token from a row of logits with llama.cpp's samplers.
 
 The grammar comes first, then llama-server's order: logit bias, the samplers in the order of `Sampling.samplers`, draw.
 `sample` chooses a token without side effects on the text; `accept` advances the penalties, DRY and the grammar. At
 temperature > 0 each `sample` draws exactly one number, even if only one candidate is left (llama.cpp would then draw
 none). So the n-th generated token always gets the n-th number of the seed, with and without drafts. XTC, mirostat and
-adaptive-p draw numbers of their own, of the same seed, and keep their state in the same way: each token is sampled
-once, in order, whether it was drafted or not.
+adaptive-p draw further numbers from the same seed, and keep their state in the same way: each token is sampled once, in
+order, whether it was drafted or not.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from rest_local.stop import Closing
 __all__ = ["Sampler", "Sampling"]
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
-_ALL_TOKENS = 1 << 17  # what -1 stands for in repeat_last_n and dry_penalty_last_n, as sizes of ring buffers
-_MIROSTAT_M = 100  # likeliest tokens that mirostat 1 estimates from, as in llama-server
+_ALL_TOKENS = 1 << 17  # replaces -1 in repeat_last_n and dry_penalty_last_n, which are sizes of ring buffers
+_MIROSTAT_M = 100  # mirostat 1 estimates from so many likeliest tokens, as in llama-server
 _Native = Any  # llama_sampler_p
 
 
 class Sampler(Closing):
-    """The sampler of one generation over one vocabulary. A context manager. Not thread safe.
-
-    `seed`: the seed in use, also if the options do not fix it. `constraint`: the tokens that are allowed next."""
+    """The sampler of one generation over one vocabulary. A context manager. Not thread-safe. `seed` is in use also if
+    the options do not fix it. `constraint` has the tokens that are allowed next.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, sampling: Sampling, *, min_tokens: int = 0, ignore_end: bool = False
     ) -> None:
-        """`min_tokens`: no end token is chosen before so many tokens. `ignore_end`: an end token is chosen only if a
-        grammar allows nothing else. Raises OptionError for a grammar that cannot be compiled for this vocabulary, and
-        for a bias on a token outside it."""
+        """Make the samplers. No end token is chosen before `min_tokens` tokens; with `ignore_end` one is chosen only if
+        a grammar allows nothing else. Raises OptionError for a grammar that cannot be compiled for this vocabulary, and
+        for a bias on a token outside it.
+        """
         for token, _ in sampling.logit_bias:
             if token >= vocabulary.size:
                 raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocabulary.size} tokens")
@@ -59,14 +60,15 @@ class Sampler(Closing):
         self._candidates = None if sampling.is_greedy else Candidates(vocabulary.size)
         self._closed = False
         self._picks_maximum = sampling.is_greedy and self.constraint.never_forbids
-        self._only: int | None = None  # the token of the last `sample`, where it was the only one left
+        self._only: int | None = None  # the token of the last `sample` if no other was left
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """The chosen token. `logits`: float32 [n_vocab], not changed. Accepts nothing.
+        """Choose a token, without accepting it. `logits`, float32 [n_vocab], are not changed.
 
         At temperature > 0 each call draws one number, so call it once for each generated token. At 150 k tokens it
         takes about 0.04 ms greedy, 0.2 ms with top-k, top-p or min-p, 0.8 ms with penalties. Raises GenerationError if
-        the grammar allows no token or needs too much work."""
+        the grammar allows no token or needs too much work.
+        """
         if self._picks_maximum:
             self._only = int(logits.argmax())
             return self._only
@@ -82,7 +84,7 @@ class Sampler(Closing):
         return self._candidates.selected
 
     def _likeliest(self, logits: NDArray[np.float32]) -> int:
-        """The likeliest token. Copies the row only if that is an end token which is not allowed yet."""
+        """Return the likeliest token. Copies the row only if that is an end token which is not allowed yet."""
         token = int(logits.argmax())
         if not self.constraint.forbids_ends or not self.vocabulary.is_end(token):
             return token
@@ -91,8 +93,9 @@ class Sampler(Closing):
         return int(without_ends.argmax())
 
     def _sample_greedy(self, candidates: Candidates, logits: NDArray[np.float32]) -> int:
-        """The best allowed token. Bias, penalties and DRY change each logit on its own, so if the best token of all is
-        allowed, it is the best allowed one. Only otherwise the whole mask is computed."""
+        """Choose the best allowed token. Bias, penalties and DRY change each logit on its own, so if the best token of
+        all is allowed, it is the best allowed one. The whole mask is computed only otherwise.
+        """
         candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         token = candidates.selected
@@ -103,8 +106,8 @@ class Sampler(Closing):
         return candidates.selected
 
     def remaining(self) -> list[tuple[int, float]]:
-        """The tokens that the samplers of the last `sample` left to choose from, with their probabilities, likeliest
-        first. Greedy samplers leave one.
+        """Return the tokens that the samplers of the last `sample` left to choose from, with their probabilities,
+        likeliest first. Greedy samplers leave one.
         """
         self._check_open()
         if self._only is not None or self._candidates is None:
@@ -116,8 +119,8 @@ class Sampler(Closing):
 
     def accept(self, token: int) -> None:
         """Add a token to the text: penalties and grammar advance. Call it once for each generated token, in order.
-
-        Raises ValueError for a token that the grammar forbids or that is outside the vocabulary."""
+        Raises ValueError for a token that the grammar forbids or that is outside the vocabulary.
+        """
         if self._picks_maximum and 0 <= token < self.vocabulary.size:
             return
         self._check_open()
@@ -150,8 +153,8 @@ class Sampler(Closing):
 
 
 def _chain(vocabulary: Vocabulary, sampling: Sampling, seed: int) -> _Native:
-    """The samplers between the grammar and the draw, in order, without those that are switched off. With the arg-max at
-    its end where nothing is drawn.
+    """Make the samplers between the grammar and the draw, in order, without those that are switched off. If nothing is
+    drawn, the arg-max is the last one.
     """
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
 
@@ -200,7 +203,7 @@ def _chain(vocabulary: Vocabulary, sampling: Sampling, seed: int) -> _Native:
 
 
 def _draw(vocabulary: Vocabulary, sampling: Sampling, seed: int) -> _Native:
-    """The sampler that chooses among what the chain has left."""
+    """Make the sampler that chooses among the tokens that the chain has left."""
     if sampling.mirostat == 1:
         numbers = (sampling.mirostat_tau, sampling.mirostat_eta, _MIROSTAT_M)
         return llama_cpp.llama_sampler_init_mirostat(vocabulary.size, seed, *numbers)
@@ -233,11 +236,11 @@ class Candidates:
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, count, -1, False
 
     def left(self) -> NDArray[Any]:
-        """The candidates that the samplers left, until the next use: `_CANDIDATE` [n]."""
+        """Return the candidates that the samplers left, valid until the next use: `_CANDIDATE` [n]."""
         data = ctypes.cast(self.array.data, ctypes.POINTER(ctypes.c_char * (_CANDIDATE.itemsize * self.array.size)))
         return np.frombuffer(data.contents, _CANDIDATE)
 
     @property
     def selected(self) -> int:
-        """The id of the selected candidate. Read through the array, because a sampler may have replaced the buffer."""
+        """Return the selected id. It is read through the array, because a sampler may have replaced the buffer."""
         return int(self.array.data[self.array.selected].id)

@@ -1,7 +1,7 @@
-"""The options of sampling that a request leaves open: what the model's file recommends, else llama.cpp's defaults.
+"""Fill in sampling options that a request leaves open: the model file's recommendations, else llama.cpp's defaults.
 
-Model makers store what they recommend in the file (`general.sampling.*`), and llama.cpp reads it. `recommended` reads
-the same keys, more strictly: a value that is no number or out of range is left out with a warning. `SamplingDefaults`
+Model makers store recommendations in the file (`general.sampling.*`), and llama.cpp reads them. `recommended` reads the
+same keys, more strictly: a value that is no number or out of range is left out with a warning. `SamplingDefaults`
 decides field by field, and says where each value comes from.
 """
 
@@ -14,17 +14,18 @@ from typing import Any
 from rest_local.errors import OptionError
 from rest_local.llama.options import INFILL, NUMBERS, SAMPLERS, Sampling
 
+# llama.cpp's defaults.
 DEFAULTS = {each.name: getattr(Sampling(), each.name) for each in fields(Sampling)} | {"temperature": 0.8}
-"""llama.cpp's."""
 
 _PREFIX = "general.sampling."
+# Name of a key after the prefix -> field of `Sampling`.
 _FIELDS = {
     "temp": "temperature",
     "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "repeat_last_n",
     **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
     **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
-}  # by the name of the key after the prefix
+}
 RECOMMENDED = frozenset(_FIELDS.values())
 _SEQUENCE = "sequence"
 _ALSO = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"}
@@ -36,8 +37,8 @@ _DRAWS = "adaptive_p"  # it draws, so it is always the last, and `adaptive_targe
 
 
 def sampler_order(names: str | Iterable[str]) -> tuple[str, ...]:
-    """The value of `Sampling.samplers` for names as llama.cpp reads them, or for its letters in one text (`edkypmxt`).
-    Raises OptionError for an unknown one.
+    """Return the value of `Sampling.samplers` for names as llama.cpp reads them, or for its letters in one text
+    (`edkypmxt`). Raises OptionError for an unknown one.
     """
     known = {name.replace("_", joint): name for name in (*SAMPLERS, INFILL, _DRAWS) for joint in ("_", "-", "")} | _ALSO
     if isinstance(names, str):
@@ -51,7 +52,7 @@ def sampler_order(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def recommended(metadata: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The fields of `Sampling` that a model's file recommends, and a warning for each value that is left out."""
+    """Return the fields of `Sampling` that a model's file recommends, and a warning for each value left out."""
     found: dict[str, Any] = {}
     warnings = []
     for key, text in metadata.items():
@@ -72,7 +73,7 @@ def recommended(metadata: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]
 
 
 def _number(name: str, text: str) -> int | float:
-    """A number as llama.cpp writes it: a whole one may be a float in the file. Raises ValueError."""
+    """Parse a number as llama.cpp writes it: a whole one may be a float in the file. Raises ValueError."""
     value = float(text)
     if not isinstance(DEFAULTS[name], int) or not value.is_integer():
         return value
@@ -81,14 +82,10 @@ def _number(name: str, text: str) -> int | float:
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """How requests are sampled that do not name every option. A call makes the `Sampling` of those that are named.
+    """The options of requests that do not name all. A call makes the `Sampling` of a request that names some."""
 
-    configured   fields of `Sampling` that the user of the program has set for all requests
-    recommended  those that the model's file recommends
-    """
-
-    configured: Mapping[str, Any] = field(default_factory=dict)
-    recommended: Mapping[str, Any] = field(default_factory=dict)
+    configured: Mapping[str, Any] = field(default_factory=dict)  # set by the user of the program, for all requests
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # recommended by the model's file
 
     def __call__(self, **named: Any) -> Sampling:
         """Return the sampling of a request that names these fields. Raises OptionError for a value out of range."""
@@ -102,8 +99,8 @@ class SamplingDefaults:
         return {name: (getattr(effective, name), found[name][1]) for name in NUMBERS}
 
     def _resolve(self, named: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        """The value of each field and its origin, the strongest first. What switches samplers off, `samplers` or
-        mirostat, does not do so where something stronger names a field of such a sampler.
+        """Return the value of each field and its origin, the strongest first. `samplers` or mirostat switch no sampler
+        off if something stronger names one of its fields.
         """
         found: dict[str, tuple[Any, str]] = {}
         layers = (named, "set"), (self.configured, "option"), (self.recommended, "model file"), (DEFAULTS, "default")
@@ -119,7 +116,7 @@ class SamplingDefaults:
 
 
 def checked(options: Mapping[str, Any]) -> None:
-    """Raises OptionError for an unknown field of `Sampling`, and for a value out of range."""
+    """Raise OptionError for an unknown field of `Sampling`, and for a value out of range."""
     if unknown := next((name for name in options if name not in DEFAULTS), None):
         raise OptionError(f"sampling: {unknown} is no option; there are {', '.join((*NUMBERS, 'samplers'))}")
     Sampling(**options)

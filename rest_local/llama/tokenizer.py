@@ -1,4 +1,4 @@
-"""Text to token ids through llama.cpp, in bounded pieces that change no token.
+"""Turn text into token ids through llama.cpp, in bounded pieces that change no token.
 
 Contract: special tokens are found in one pass (`SpecialTokens`), the text between them is tokenized in parts
 (`SafeCuts`). So the cost is linear, no part overflows the stack of a thread, and the thread can be stopped between two
@@ -30,7 +30,7 @@ _SPACE = " \t\n\v\f\r"  # C's isspace
 
 
 class SpecialToken(NamedTuple):
-    """A special token. `lstrip`, `rstrip`: white space before or after it is dropped."""
+    """A special token. White space before it is dropped with `lstrip`, after it with `rstrip`."""
 
     text: str
     id: int
@@ -39,7 +39,7 @@ class SpecialToken(NamedTuple):
 
 
 class SpecialTokens:
-    """A set of special tokens to search for. Construction takes about 10 ms for 1 000 tokens."""
+    """The special tokens to search for. Construction takes about 10 ms for 1 000 tokens."""
 
     def __init__(self, tokens: Iterable[SpecialToken]) -> None:
         longest_first = sorted((t for t in tokens if t.text), key=lambda t: -len(t.text.encode()))
@@ -49,7 +49,7 @@ class SpecialTokens:
         self._may_overlap = _may_overlap(self._ordered)
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Stretches of plain text, none empty, and ids, in order; linear in the text. Lazy if no special overlaps."""
+        """Yield stretches of plain text, none empty, and ids, in order; linear in the text. Lazy if none overlap."""
         if self._pattern is None:
             found: Iterable[tuple[int, int, SpecialToken]] = ()
         elif self._may_overlap:
@@ -69,7 +69,7 @@ class SpecialTokens:
             yield text[at:]
 
     def _longest_first(self, text: str) -> list[tuple[int, int, SpecialToken]]:
-        """Search the whole text for each token, the longest first. Of two overlapping matches the longer one wins."""
+        """Search the whole text for each token, the longest first. The longer of two overlapping matches wins."""
         found: list[tuple[int, int, SpecialToken]] = []
         stretches = [(0, len(text))]
         for token in self._ordered:
@@ -90,8 +90,9 @@ class SpecialTokens:
 
 
 def _may_overlap(tokens: list[SpecialToken]) -> bool:
-    """Whether two matches can overlap without one containing the other. Then the leftmost match is not always the right
-    one. Runs of one character (line breaks, spaces) overlap too, but with the same result."""
+    """Return True if two matches can overlap without one containing the other. Then the leftmost match is not always
+    the right one. Runs of one character (line breaks, spaces) overlap too, but with the same result.
+    """
     strips = any(token.lstrip or token.rstrip for token in tokens)
     if strips and any(token.text[0] in _SPACE or token.text[-1] in _SPACE for token in tokens):
         return True
@@ -111,7 +112,7 @@ def _compiled(longest_first: list[str]) -> re.Pattern[str]:
 
 
 def _trie_pattern(texts: list[str]) -> str:
-    """A pattern that matches the longest of the texts at a place, in time that does not depend on their number."""
+    """Return a pattern for the longest of the texts at a place, in time that does not depend on their number."""
     trie: dict[str, dict] = {}  # type: ignore[type-arg]
     for text in texts:
         node = trie
@@ -122,7 +123,7 @@ def _trie_pattern(texts: list[str]) -> str:
 
 
 def _pattern_of(node: dict[str, dict]) -> str:  # type: ignore[type-arg]
-    """The pattern of a node. Chains without branches are written in a loop, so only branches add to the call depth."""
+    """Return a node's pattern. A loop writes chains without branches, so only branches add to the call depth."""
     written = ""
     while len(node) == 1 and "" not in node:
         ((character, node),) = node.items()
@@ -133,29 +134,29 @@ def _pattern_of(node: dict[str, dict]) -> str:  # type: ignore[type-arg]
     return f"{written}(?:{'|'.join(branches)}){'?' if '' in node else ''}"
 
 
+# Maximum size of a text for one call of llama.cpp, which counts bytes in int32. Only WordPiece, Unigram and similar
+# vocabularies get more than a part at once: they process the whole text anyway, without recursion.
 MAX_TEXT_BYTES = 1 << 26
-"""Maximum size of a text for one call of llama.cpp, which counts bytes in int32. Only WordPiece, Unigram and similar
-vocabularies get more than a part at once: they process the whole text anyway, without recursion."""
 
+# Stretches up to this length are tokenized once in a text, because those between the markers of a chat recur.
 MEMO_CHARACTERS = 64
-"""Stretches up to this length are tokenized once in a text, because those between the markers of a chat recur."""
 
+# The tokens of so many newest parts are kept for the next text of the same owner: 20 MB if all parts have the greatest
+# length. A conversation is sent again with each message, and llama.cpp takes 1 ms for 1 000 tokens.
 KEPT_PARTS = 1024
-"""Parts whose tokens are kept for the next text of the same owner, the newest: 20 MB of them where all are as long as a
-part can be. A conversation is sent again with each message, and llama.cpp takes 1 ms for 1 000 tokens."""
 
+# Maximum length of a part. Each call compiles the pre-tokenizer's patterns again, in 0.05 to 2 ms.
 PART_CHARACTERS = 8_000
-"""Maximum length of a part. Each call compiles the pre-tokenizer's patterns again, in 0.05 to 2 ms."""
 
+# Maximum length of a part with a long run that one match could cover. Fits every pre-tokenizer in 512 KB of stack.
 SHORT_PART_CHARACTERS = 1_400
-"""Maximum length of a part with a long run that one match could cover. Fits every pre-tokenizer in 512 KB of stack."""
 
 _NOT_TEXT = bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
 _SPECIAL = _NOT_TEXT | bindings.LLAMA_TOKEN_ATTR_USER_DEFINED
 _SPLIT_KINDS = (bindings.LLAMA_VOCAB_TYPE_SPM, bindings.LLAMA_VOCAB_TYPE_BPE)
 
 _MARKS = string.punctuation.replace("'", "") + string.digits
-_WIDE_MARKS = "\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a"  # of Chinese and Japanese text, which has no spaces
+_WIDE_MARKS = "\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a"  # Chinese and Japanese text has these, and no spaces
 _LETTER = r"[^\W\d_]"
 # A run that one match can cover: a word or a number, white space, words with single spaces between them (EXAONE).
 _LONG_RUN = re.compile(r"\S{700}|\s{700}|[^\n0-9!-/:-@\[-`{-~]{1400}")
@@ -172,14 +173,14 @@ class Lease:
 
     @property
     def pointer(self) -> int:
-        """The pointer. After `end`, raises the error that `closed` returns."""
+        """Return the pointer. After `end`, raises the error that `closed` returns."""
         if self._pointer is None:
             raise self._closed()
         return self._pointer
 
     @contextmanager
     def use(self) -> Iterator[int]:
-        """The pointer, valid in the block."""
+        """Yield the pointer, which is valid in the block."""
         with self._free:
             pointer = self.pointer
             self._users += 1
@@ -192,7 +193,7 @@ class Lease:
                     self._free.notify_all()
 
     def end(self) -> None:
-        """Return when the last block has ended. A block lasts as long as one part takes: milliseconds."""
+        """Wait until the last block has ended. A block lasts as long as one part takes: milliseconds."""
         with self._free:
             self._pointer = None
             self._free.wait_for(lambda: not self._users)
@@ -208,7 +209,7 @@ class Tokenizer:
     def tokenize(
         self, text: str, special: bool, add_special: bool, most: int | None, owner: str | None = None
     ) -> NDArray[np.int32]:
-        """As `Vocabulary.tokenize`, for text without lone surrogates."""
+        """Tokenize text without lone surrogates, as `Vocabulary.tokenize`."""
         before, after = self._added if add_special else ([], [])
         found: list[NDArray[np.int32]] = [np.array(before, np.int32)]
         count = len(before)
@@ -233,7 +234,7 @@ class Tokenizer:
                 yield memo[stretch]
 
     def _plain(self, text: str, owner: str | None) -> Iterator[NDArray[np.int32]]:
-        """The tokens of a long stretch without special tokens, part by part."""
+        """Yield the tokens of a long stretch without special tokens, part by part."""
         tokens_of = self._part if owner is None else self._kept
         if len(text) <= PART_CHARACTERS:
             yield tokens_of(text, False, owner)
@@ -244,7 +245,7 @@ class Tokenizer:
                 yield tokens_of(part, number > 0, owner)
 
     def _part(self, text: str, continued: bool, owner: str | None) -> NDArray[np.int32]:
-        """The tokens of at most `PART_CHARACTERS`, which other text comes before where it is `continued`."""
+        """Tokenize at most `PART_CHARACTERS`. Other text comes before a `continued` part."""
         if continued:
             return self._continued(text)
         if fits(text) or not self._can_split:
@@ -253,8 +254,8 @@ class Tokenizer:
         return np.concatenate([self._part(part, number > 0, owner) for number, part in parts])
 
     def _continued(self, part: str) -> NDArray[np.int32]:
-        """The tokens of a part without the space that SentencePiece adds in front of a text. A line break before the
-        part gets that space, and the tokens of both are dropped.
+        """Tokenize a part without the space that SentencePiece adds in front of a text. A line break before the part
+        gets that space, and the tokens of both are dropped.
         """
         prefix = self._prefix
         if not len(prefix):
@@ -263,7 +264,7 @@ class Tokenizer:
 
     @cached_property
     def _prefix(self) -> NDArray[np.int32]:
-        """The tokens of a line break before a part. Empty if the vocabulary adds no space in front of a text."""
+        """Return the tokens of a line break before a part, or none if the vocabulary adds no space before a text."""
         tokens = self._call("\n")
         return tokens if len(tokens) > 1 and self._kind == bindings.LLAMA_VOCAB_TYPE_SPM else tokens[:0]
 
@@ -280,7 +281,7 @@ class Tokenizer:
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
-        """The tokens that `add_special` adds before and after a text."""
+        """Return the tokens that `add_special` adds before and after a text."""
         with self._lease.use() as pointer:
             tokens = [int(token) for token in self._whole(pointer, b"", add_special=True)]
             begins = bindings.llama_vocab_get_add_bos(pointer) or self._kind == bindings.LLAMA_VOCAB_TYPE_WPM
@@ -288,7 +289,7 @@ class Tokenizer:
 
     @cached_property
     def _spelled(self) -> list[tuple[str, int]]:
-        """The spelling and the attributes of every token. Takes 0.1 s for 150 k tokens."""
+        """Return the spelling and the attributes of every token. Takes 0.1 s for 150 k tokens."""
         text, attribute = bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
         with self._lease.use() as pointer:
             size = bindings.llama_vocab_n_tokens(pointer)
@@ -332,7 +333,7 @@ class Tokenizer:
 
 
 def fits(text: str) -> bool:
-    """Whether a text can be tokenized without splitting it."""
+    """Return True if a text can be tokenized without splitting it."""
     return len(text) <= SHORT_PART_CHARACTERS or (len(text) <= PART_CHARACTERS and not _LONG_RUN.search(text))
 
 
@@ -356,9 +357,9 @@ class SafeCuts:
     A part without such a place (a run of one letter or of blank lines) is cut at its end. The tokens there can differ
     from those of the whole text.
 
-    `texts`: the texts of the tokens, in each reading that the spelling allows; U+FFFD stands for a part of a character.
-    `breaks_stand_alone`: no token contains a line break and another character. Construction takes 0.3 to 0.7 s for 130
-    to 150 k tokens.
+    `texts` are the texts of the tokens, in each reading that the spelling allows; U+FFFD stands for a part of a
+    character. If `breaks_stand_alone`, no token contains a line break and another character. Construction takes 0.3 to
+    0.7 s for 130 to 150 k tokens.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -367,7 +368,7 @@ class SafeCuts:
         self.breaks_stand_alone = re.search(r"[^\0]\n|\n[^\0]", joined) is None
 
     def parts(self, text: str) -> Iterator[str]:
-        """`text` in parts of at most `PART_CHARACTERS` characters, none empty."""
+        """Yield `text` in parts of at most `PART_CHARACTERS` characters, none empty."""
         at = 0
         while at < len(text):
             size = SHORT_PART_CHARACTERS if _LONG_RUN.search(text, at, at + PART_CHARACTERS) else PART_CHARACTERS
@@ -380,7 +381,7 @@ class SafeCuts:
 
 
 def _cut_patterns(joined: str) -> Iterator[str]:
-    """Patterns that match between two characters: one for each kind of place, without the pairs inside a token."""
+    """Yield patterns that match between two characters: one for each kind of place, without pairs inside a token."""
     seen: dict[str, set[str]] = {}
     for before, mark in re.findall(f"(.)(?=([{re.escape(_MARKS + _WIDE_MARKS)} ]))", joined):
         seen.setdefault(mark, set()).add(before)
@@ -401,14 +402,14 @@ def _cut_patterns(joined: str) -> Iterator[str]:
 
 
 def _without(kind: str, characters: set[str]) -> str:
-    """A class of characters, written `[^...]`, without some of them."""
+    """Return a class of characters, written `[^...]`, without some of them."""
     return kind[:-1] + re.escape("".join(sorted(characters))) + "]"
 
 
 def _as_bytes(text: str) -> str:
-    """The text of a token if the vocabulary spells bytes in GPT-2's alphabet. Other spellings do not change."""
+    """Return a token's text if the vocabulary spells bytes in GPT-2's alphabet. Other spellings do not change."""
     return text.translate(_BYTES).encode("latin-1", "replace").decode("utf-8", "replace")
 
 
+# GPT-2's alphabet: a visible byte is its own character, the others are the characters from U+0100 on.
 _BYTES = dict(enumerate([*range(33), *range(127, 161), 173], 256))
-"""GPT-2's alphabet: a visible byte is its own character, the others are the characters from U+0100 on."""

@@ -1,6 +1,6 @@
-"""The vocabulary of a model: text to token ids and back, the special tokens, and the hash that identifies datastores.
+"""Turn text into a model's token ids and back, find special tokens, and hash the vocabulary for datastores.
 
-Knows nothing about weights or the KV cache. Valid until its model is closed. Thread safe.
+Knows nothing about weights or the KV cache. Valid until its model is closed. Thread-safe.
 
 `Detokenizer` streams tokens as text: it returns a character when its last byte has arrived. The results of all `feed`
 calls and of `finish` concatenate to exactly `b"".join(pieces).decode("utf-8", "replace")`.
@@ -25,11 +25,11 @@ from rest_local.grammar.compiler import Tokens
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.tokenizer import Lease, Tokenizer
 
-_hashes: dict[object, str] = {}  # of this process, by Vocabulary's cache key
+_hashes: dict[object, str] = {}  # Vocabulary's cache key -> hash, in this process
 
 
 class Identity(NamedTuple):
-    """The vocabulary as a datastore records it; the fields of retrieval's VocabularyId."""
+    """The vocabulary as a datastore records it: the fields of retrieval's VocabularyId."""
 
     hash: str
     size: int
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
 
 
 class Opener(Protocol):
-    """Opens a vocabulary. shipped: an opener for machines that lack the file."""
+    """An opener of a vocabulary. `shipped` makes one for machines that lack the file."""
 
     def __call__(self) -> AbstractContextManager[Vocabulary]: ...
     def shipped(self) -> Opener: ...
@@ -46,8 +46,9 @@ class Opener(Protocol):
 class Vocabulary:
     """The vocabulary of one loaded model.
 
-    `pointer`: llama_vocab_p. `name`: for messages. `cache_key`:
-    identifies the file; vocabularies with the same key are hashed once per process. `opener`: for `reopen`."""
+    `pointer` is a llama_vocab_p, `name` is for messages. `cache_key` identifies the file; vocabularies with the same
+    key are hashed once per process. `reopen` returns the `opener`.
+    """
 
     def __init__(self, pointer: int, name: str, cache_key: object = None, opener: Opener | None = None) -> None:
         self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
@@ -55,7 +56,7 @@ class Vocabulary:
         self.name = name
         self._opener = opener
         self._cache_key = cache_key
-        self._is_end: dict[int, bool] = {}  # A cache of `is_end`.
+        self._is_end: dict[int, bool] = {}  # a cache of `is_end`
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
         self._grammar_lock = threading.Lock()
@@ -76,7 +77,7 @@ class Vocabulary:
 
     @property
     def pointer(self) -> int:
-        """The llama_vocab_p. Raises ModelError after the model was closed."""
+        """Return the llama_vocab_p. Raises ModelError after the model was closed."""
         return self._lease.pointer
 
     def use(self) -> AbstractContextManager[int]:
@@ -84,8 +85,9 @@ class Vocabulary:
         return self._lease.use()
 
     def invalidate(self) -> None:
-        """Called by the model when it is closed. Waits for running calls of other threads (milliseconds). Every later
-        use raises ModelError instead of reading freed memory."""
+        """Wait for running calls of other threads (milliseconds) before the model is closed. Every later use raises
+        ModelError instead of reading freed memory.
+        """
         self._lease.end()
 
     def tokenize(
@@ -97,35 +99,42 @@ class Vocabulary:
         most: int | None = None,
         owner: str | None = None,
     ) -> NDArray[np.int32]:
-        """The token ids of a text, int32 [n].
+        """Return the token ids of a text, int32 [n].
 
-        `special`: text that spells a special token becomes that token (for templates; never for untrusted text).
-        `add_special`: add BOS and EOS if the model is configured so. `most`: stop reading the text after more tokens
-        than this, so a result longer than `most` may be incomplete. `owner`: keep the tokens of long parts, for texts
-        of the same owner that have them, too; how long it takes then tells what that owner has tokenized. Invalid UTF-8
-        and lone surrogates are replaced first, so llama.cpp gets valid UTF-8 only.
+        Invalid UTF-8 and lone surrogates are replaced first, so llama.cpp gets valid UTF-8 only. Time and memory are
+        linear in the text, including special tokens, and no text overflows the stack of a thread
+        (`rest_local.llama.tokenizer`).
 
-        Time and memory are linear in the text, including special tokens, and no text overflows the stack of a thread
-        (`rest_local.llama.tokenizer`). Raises ServiceClosed if the thread was stopped (`rest_local.stop`), and
-        ModelError if the model is closed meanwhile."""
+        Args:
+            special: text that spells a special token becomes that token (for templates; never for untrusted text)
+            add_special: add BOS and EOS if the model is configured so
+            most: stop reading the text after more tokens than this, so a longer result may be incomplete
+            owner: keep the tokens of long parts for texts of the same owner that have them, too; the time then tells
+                what that owner has tokenized
+
+        Raises:
+            ServiceClosed: the thread was stopped (`rest_local.stop`)
+            ModelError: the model is closed meanwhile
+        """
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
         return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most, owner)
 
     def reopen(self) -> Opener | None:
-        """Opens the same vocabulary in another process; None if it was made of no file."""
+        """Return an opener of the same vocabulary for another process, or None if it has no file."""
         return self._opener
 
     def ship(self) -> Opener | None:
-        """Opens the same vocabulary on another machine: holds some MB of the file. None if it was made of no file.
-
-        Raises ModelNotFound, ModelInvalid if the file changed."""
+        """Return an opener for another machine, with some MB of the file, or None if the vocabulary has no file. Raises
+        ModelNotFound, ModelInvalid if the file changed.
+        """
         return self._opener.shipped() if self._opener else None
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """All bytes of one token (llama-cpp-python cuts them at 32). About 1 us for the first call, then 0.1 us.
+        """Return all bytes of one token (llama-cpp-python cuts them at 32). About 1 us for the first call, then 0.1 us.
 
-        A piece can be part of a character. `special=False` renders control tokens as nothing.
-        Raises ValueError for an id outside [0, size), because llama.cpp would abort the process."""
+        A piece can be part of a character. `special=False` renders control tokens as nothing. Raises ValueError for an
+        id outside [0, size), because llama.cpp would abort the process.
+        """
         if special and (known := self._pieces.get(token)) is not None:
             return known
         if not 0 <= token < self.size:
@@ -143,7 +152,7 @@ class Vocabulary:
         return piece
 
     def pieces(self) -> list[bytes]:
-        """What `piece` returns for each token, in a third of the time of as many calls."""
+        """Return `piece` of each token, in a third of the time of as many calls."""
         found: list[bytes] = []
         buffer = ctypes.create_string_buffer(64)
         with self._lease.use() as pointer:
@@ -153,13 +162,13 @@ class Vocabulary:
         return [piece or self.piece(token) for token, piece in enumerate(found)]
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`), not as it is rendered."""
+        """Return the token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`), not as it is rendered."""
         if not 0 <= token < self.size:
             raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
         return str(bindings.llama_vocab_get_text(self.pointer, token).decode("utf-8", "replace"))
 
     def is_end(self, token: int) -> bool:
-        """Whether a generation ends at this token (EOS, EOT, end of message ...). False outside the vocabulary."""
+        """Return True if a generation ends at this token (EOS, EOT, end of message ...)."""
         known = self._is_end.get(token)  # a call of llama.cpp takes ten times as long
         if known is None:
             if not 0 <= token < self.size:
@@ -169,22 +178,22 @@ class Vocabulary:
 
     @cached_property
     def ends(self) -> NDArray[np.int32]:
-        """All tokens at which a generation ends. About 0.05 s for 150 k tokens, once per model."""
+        """Return all tokens at which a generation ends. About 0.05 s for 150 k tokens, once per model."""
         is_end, pointer = llama_cpp.llama_vocab_is_eog, self.pointer
         return np.array([token for token in range(self.size) if is_end(pointer, token)], np.int32)
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is a control token, not text. False outside the vocabulary."""
+        """Return True if the token is a control token, not text."""
         return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_control(self.pointer, token))
 
     def special_token(self, text: str) -> int | None:
-        """The control token with this spelling, if there is one."""
+        """Return the control token with this spelling, or None."""
         tokens = self.tokenize(text, special=True)
         token = int(tokens[-1]) if len(tokens) else -1  # the last, because some vocabularies add a space in front
         return token if self.is_control(token) and self.piece(token) == text.encode() else None
 
     def grammar_tokens(self) -> Tokens:
-        """The vocabulary for compiling grammars. The first call takes most of a second at 128 000 tokens."""
+        """Return the vocabulary for grammars. The first call takes most of a second at 128 000 tokens."""
         with self._grammar_lock:
             if self._grammar_tokens is None:
                 hidden = bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -198,12 +207,14 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """sha256, hex, of the kind of tokenizer, the special ids and every piece in order. The same for all models
-        with one tokenizer, whatever size the vocabulary is padded to. About 0.1 s for 150 k tokens, once per file.
+        """Return the sha256, hex, of the kind of tokenizer, the special ids and every piece in order. It is the same
+        for all models with one tokenizer, whatever size the vocabulary is padded to. About 0.1 s for 150 k tokens, once
+        per file.
 
         Pieces are hashed in the vocabulary's spelling, with a flag for single bytes; with the kind of tokenizer these
         determine the bytes. Scores and other attributes are left out, because they do not change the meaning of an id,
-        and converters (even llama.cpp itself, depending on the model's name) set them differently for one tokenizer."""
+        and converters (even llama.cpp itself, depending on the model's name) set them differently for one tokenizer.
+        """
         if self._cache_key is None or self._cache_key not in _hashes:
             digest = self._digest()
             if self._cache_key is None:
@@ -215,7 +226,7 @@ class Vocabulary:
         pointer, text, attribute = self.pointer, bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
         attributes = np.fromiter((attribute(pointer, i) for i in range(self.size)), np.int32, self.size)
         used = np.flatnonzero(~(attributes & bindings.LLAMA_TOKEN_ATTR_UNUSED).astype(bool))
-        size = int(used[-1]) + 1 if len(used) else 0  # without the unused ids at the end, which only pad the matrix
+        size = int(used[-1]) + 1 if len(used) else 0  # unused ids at the end only pad the matrix
         pieces = [text(pointer, i) for i in range(size)]
         is_byte = (attributes[:size] & bindings.LLAMA_TOKEN_ATTR_BYTE).astype(bool)
         lengths = np.fromiter(map(len, pieces), "<u4", size)
@@ -228,7 +239,7 @@ class Vocabulary:
 
     @property
     def identity(self) -> Identity:
-        """Hash, size and name, which a datastore records."""
+        """Return hash, size and name, which a datastore records."""
         return Identity(self.hash, self.size, self.name)
 
 
@@ -238,18 +249,18 @@ def _token(function: Callable[[int], int], pointer: int) -> int | None:
 
 
 class Detokenizer:
-    """Decodes tokens as UTF-8, incrementally; holds back three bytes at most. `piece`: a token id to bytes."""
+    """An incremental decoder of tokens as UTF-8, which holds back three bytes at most. `piece` gives token bytes."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that the token completes; empty inside a character. U+FFFD only stands for invalid bytes."""
+        """Return the text that the token completes; empty inside a character. U+FFFD only stands for invalid bytes."""
         return self._decoder.decode(self._piece(token))
 
     def finish(self) -> str:
-        """The rest of the text: U+FFFD for an incomplete character, else nothing. The next `feed` begins a new text."""
+        """Return the last text: U+FFFD for an incomplete character, else nothing. The next `feed` begins a new text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
