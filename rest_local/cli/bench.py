@@ -157,7 +157,7 @@ def _report(
     planned = {name: load_curve(name) for name in curves or (shipped() if all_curves else ())}
     tokenizer = vocab or model
     if tokenizer is None:
-        raise OptionError("--vocab GGUF or --model MODEL: one is needed to tokenize the answers")
+        raise OptionError("give --vocab GGUF or --model MODEL to tokenize the answers")
     if save_curve and not model:
         raise OptionError("--save-curve needs --model: the curve is measured on it")
     given["limit"], here = limit or (WALL_ANSWERS if model else None), None

@@ -235,7 +235,7 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("calibration", calibration_rows(facts["calibration"]))
     yield "cost of a batch of n tokens, relative to one"
     if facts["others_run"]:
-        yield "  other programs run now: what was just measured takes too long"
+        yield "  other programs are running, so what was just measured took too long"
     yield from cost_table(facts["cost_curve"])
     if "exactness" in facts:
         yield from exactness_lines(facts["exactness"])

@@ -89,6 +89,6 @@ def _finish(engine: Engine, result: Result, printed: int, most: int, quiet: bool
     if not result.text and result.finish_reason == "stop":
         say("rest-local: the model gave an empty answer")
     if result.finish_reason == "length" and not 0 <= most <= result.timings.predicted_tokens:
-        say("rest-local: cut off: the context is full (--ctx)")
+        say("rest-local: the answer was cut off: the context is full (--ctx)")
     if result.tokens and not quiet and sys.stderr.isatty():
         say(line_of(engine, result))

@@ -82,7 +82,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         sweep()
         if not as_json:
-            click.echo("forgotten: what was asked")
+            click.echo("forgotten: the questions that were asked")
     try:
         for each in names:
             forget_history(each)

@@ -184,7 +184,7 @@ def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
             elif sys.stderr.isatty():
                 say(f"drafting from {live.code.root}: {held(len(store), store.info()['documents'])}")
         elif store is None and live.watch:
-            say(f"datastore {name} cannot be used yet; it is as soon as it is built for this model's vocabulary")
+            say(f"datastore {name} is used as soon as it is built for this model's vocabulary")
 
 
 def conversing(config: EngineConfig) -> EngineConfig:

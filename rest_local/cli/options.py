@@ -97,7 +97,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # Older versions of cli
             return int(value)
         except ValueError:
             others = "".join(f", or {word}" for word in self.words)
-            self.fail(f"{value!r} is no number of {self.name}; give one{others}", param, ctx)
+            self.fail(f"{value!r} is not a number of {self.name}; give one{others}", param, ctx)
 
 
 LAYERS = Count("layers", all=-1, auto=None)
@@ -486,7 +486,7 @@ def size(context: click.Context, parameter: click.Parameter, text: str | None) -
     try:
         return None if text is None else size_of(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no size; give one like 2G or 1500M") from error
+        raise click.BadParameter(f"{text!r} is not a size; give one like 2G or 1500M") from error
 
 
 def size_or_none(context: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -507,7 +507,7 @@ def duration(context: click.Context, parameter: click.Parameter, text: str | Non
         if not 0 < seconds < 1e9:
             raise ValueError(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no time; give one like 90s, 10m or 2h, or 0 for never") from error
+        raise click.BadParameter(f"{text!r} is not a time; give one like 90s, 10m or 2h, or 0 for never") from error
     return seconds
 
 

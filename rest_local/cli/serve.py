@@ -145,7 +145,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise click.BadParameter(f"{value!r} is no JSON object")
+        raise click.BadParameter(f"{value!r} is not a JSON object")
     return found
 
 

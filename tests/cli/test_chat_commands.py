@@ -146,7 +146,7 @@ def test_a_refused_question_waits_for_retry_and_is_replaced_by_the_next(
     perform(talk, "too long")
     told = said().splitlines()
     assert told[0].startswith("rest-local: error: the prompt has 900 tokens")
-    assert told[1] == "the conversation is what fills the context; /clear forgets it"
+    assert told[1] == "the conversation fills the context; /clear forgets it"
     perform(talk, "/retry")
     assert contents(talk) == ["first", "Hello", "too long", "Hello"]
     engine.scripts = [[PromptTooLong(900, 64)], list(HELLO)]
@@ -244,16 +244,16 @@ def test_datastores_are_added_removed_and_listed(
 
     monkeypatch.setattr(opening, "open_datastores", opened)
     perform(talk, "/datastore")
-    assert said() == "drafted from: none\n"
+    assert said() == "drafts come from: none\n"
     perform(talk, "/datastore add mycode")
     perform(talk, "/datastore add other")
-    assert said().splitlines()[-1] == "drafted from: mycode, other"
+    assert said().splitlines()[-1] == "drafts come from: mycode, other"
     perform(talk, "/datastore add mycode")
-    assert "is drafted from already" in said()
+    assert "is in use already" in said()
     perform(talk, "/datastore add missing")
     assert "not found" in said()
     perform(talk, "/datastore remove mycode")
-    assert said() == "drafted from: other\n"
+    assert said() == "drafts come from: other\n"
     assert (closed, [store.path.name for store in engine.datastores]) == (["mycode"], ["other"])
     seen: list[Any] = []
     talk._reopen = lambda config: seen.append(config) or engine  # type: ignore[assignment,func-returns-value]

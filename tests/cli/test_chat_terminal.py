@@ -196,7 +196,7 @@ def test_tab_completes_commands_files_and_sessions(chat: Open, tmp_path: Path) -
     terminal.type("/save first", "Enter")
     terminal.wait_for("saved as")
     terminal.type("/load fi", "Tab", "Enter")
-    terminal.wait_for("session first is the present one")
+    terminal.wait_for("session first is open already")
     terminal.type("/bye", "Enter")
     assert terminal.wait_for_exit() == 0
 

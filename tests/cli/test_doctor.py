@@ -112,7 +112,7 @@ def test_times_that_other_programs_make_longer_are_said_to_be_so(
 ) -> None:
     monkeypatch.setattr("rest_local.llama.cores.others_run", lambda: busy)
     fake_engine()
-    assert ("other programs run now: what was just measured takes too long" in call("doctor").out) == busy
+    assert ("other programs are running, so what was just measured took too long" in call("doctor").out) == busy
     assert json.loads(call("doctor", "--json").out)["others_run"] == busy
 
 

@@ -182,6 +182,6 @@ def test_an_empty_answer_is_said(fake_engine: Install, call: Call) -> None:
 
 def test_a_context_that_is_full_is_said_and_a_limit_is_not(call: Call, tiny_model: Callable[[str], Path]) -> None:
     options = ("-m", str(tiny_model("llama")), "-c", "32", "--temp", "0", "--no-history")
-    full = "rest-local: cut off: the context is full (--ctx)\n"
+    full = "rest-local: the answer was cut off: the context is full (--ctx)\n"
     assert full in call("generate", *options, "-n", "-1", "def").err
     assert full not in call("generate", *options, "-n", "4", "def").err

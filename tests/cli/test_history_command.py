@@ -127,7 +127,7 @@ def test_prompts_are_forgotten_wherever_they_are(call: Call, two: Path) -> None:
         assert refused.code == 1
         assert "open in another process" in refused.err
     done = call("history", "forget", "--prompts", "--yes")
-    assert (done.code, done.out) == (0, "forgotten: what was asked\n")
+    assert (done.code, done.out) == (0, "forgotten: the questions that were asked\n")
     assert [path for path in kept if path.exists()] == []
     assert names() == ["big-2", "toy-1"], "answers stay"
     assert json.loads(call("history", "forget", "--all", "--prompts", "--yes", "--json").out) == {

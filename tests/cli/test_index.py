@@ -87,7 +87,7 @@ def test_a_text_that_ends_inside_a_token_finds_what_agrees_before(corpus, monkey
     assert (found["tokens"], found["match"], found["places"]) == (7, 6, 1)
     assert [(Path(file["name"]).name, file["line"]) for file in found["files"]] == [("d.py", 2)]
     assert found["continuations"][0]["text"].startswith(".items():")
-    assert "left off at the end: '.'" in call("search", "mine", "for key, value in self.").stdout
+    assert "left off: '.'" in call("search", "mine", "for key, value in self.").stdout
     whole = answer("search", "mine", "    pass\nself.")
     assert (whole["matched"], whole["left_off"]) == ("    pass\nself.", "")
     assert "left off" not in call("search", "mine", "    pass\nself.").stdout

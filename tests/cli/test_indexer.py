@@ -192,7 +192,7 @@ def test_an_engine_uses_the_code_when_it_is_ready(code: Code) -> None:
 def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFixture[str]) -> None:
     config = EngineConfig(model=demo_model(), n_ctx=256, datastores=("not-there-yet",))
     with opening.open_engine(config, Live(watch=True)) as engine:
-        assert "not-there-yet cannot be used yet" in capsys.readouterr().err
+        assert "not-there-yet is used as soon as it is built" in capsys.readouterr().err
         used = threading.Event()
         engine.swap.on_change = used.set
         build_datastore("not-there-yet", [code.root], vocabulary=engine.model.vocabulary)

@@ -153,7 +153,7 @@ def test_a_daemon_goes_on_when_its_terminal_closes(store: Store) -> None:
         (("--host", "127.0.0.1,0.0.0.0"), 2, "other machines can reach it; give --api-key-file"),
         (("--host", "127.0.0.1,"), 2, "give an address, or several with commas between them"),
         (("--chat-template-file", "/no/such/file"), 1, "/no/such/file"),
-        (("--chat-template-kwargs", "[1]"), 2, "'[1]' is no JSON object"),
+        (("--chat-template-kwargs", "[1]"), 2, "'[1]' is not a JSON object"),
         (("--api-key-file", "/dev/null"), 1, "API key file /dev/null: holds no key"),
         (("--api-key-file", "/no/such/file"), 1, "API key file /no/such/file: No such file"),
         (("--allow-origin", "*"), 2, "give a scheme and a host"),

@@ -56,7 +56,7 @@ def test_what_loads_a_model_can_be_sent_to_its_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-5m", "", "m", "1e99d", "nan"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no time"):
+    with pytest.raises(click.BadParameter, match="is not a time"):
         options.duration(*_option(), text)
 
 

@@ -106,7 +106,7 @@ def test_names_of_a_model(glob: str, model: str | None, expected: bool) -> None:
         ('policy = "fast"\n', 1, "policy: 'fast' is not one of 'auto'"),
         ("logit-bias = [\n  '1=1',\n  3,\n]\n", 4, "logit-bias: '3' is not TOKEN=BIAS"),
         ("ctx = 1979-05-27\n", 1, "ctx: '1979-05-27' is not a valid integer"),
-        ('gpu-layers = "some"\n', 1, "gpu-layers: 'some' is no number of layers"),
+        ('gpu-layers = "some"\n', 1, "gpu-layers: 'some' is not a number of layers"),
         ('logit-bias = ["x"]\n', 1, "logit-bias: 'x' is not TOKEN=BIAS"),
         ('[profile."smollm2"]\nctx = "x"\n', 2, "ctx: 'x' is not a valid integer"),
         ('ctx = 1\n[profile."q*"]\nmodel = "x"\n', 3, "model: the model chooses the profile"),

@@ -65,7 +65,7 @@ def perform(talk: Talk, text: str, interrupted: bool = False) -> None:
     except RestLocalError as error:
         note(f"rest-local: error: {in_options(str(error))}")
         if isinstance(error, PromptTooLong) and len(talk.conversation.messages) > 1:
-            note("the conversation is what fills the context; /clear forgets it")
+            note("the conversation fills the context; /clear forgets it")
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -99,14 +99,14 @@ def _set(talk: Talk, argument: str) -> None:
         talk.settings = replace(talk.settings, sampling=_with_number(talk, name, value.strip()))
     elif name == "tokens":
         if not (value.strip() == "-1" or value.strip().isdecimal()):
-            raise OptionError(f"/set tokens {value}: give a number; -1: until the answer ends")
+            raise OptionError(f"/set tokens {value}: give a number, or -1 for no limit")
         talk.settings = replace(talk.settings, tokens=int(value))
     elif name == "stop":
         talk.settings = replace(talk.settings, stop=(value,) if value else ())
     elif name == "markdown":
         talk.settings = replace(talk.settings, markdown=_switched(value, talk.settings.markdown))
     else:
-        raise OptionError(f"/set {name}: there are {', '.join(KEYS)}")
+        raise OptionError(f"/set {name}: no such setting; give one of {', '.join(KEYS)}")
 
 
 def _with_number(talk: Talk, name: str, value: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _load(talk: Talk, argument: str) -> None:
         note("\n".join(session_names()) or "there are no sessions; /save NAME keeps this one")
         return
     if talk.session is not None and talk.session.name == argument:
-        raise OptionError(f"session {argument} is the present one")
+        raise OptionError(f"session {argument} is open already")
     if talk.session is None and talk.conversation.messages and not _confirmed("This chat is not saved. Leave it?"):
         return
     session = NamedSession(argument)
@@ -247,7 +247,7 @@ def _datastore(talk: Talk, argument: str) -> None:
     elif word == "remove" and name:
         found = [store for store in engine.datastores if name in (store.path.name, str(store.path))]
         if not found:
-            raise OptionError(f"datastore {name} is not drafted from; /datastore list shows those that are")
+            raise OptionError(f"datastore {name} is not in use; /datastore list shows those that are")
         talk.use_datastores([store for store in engine.datastores if store not in found])
         for store in found:
             store.close()
@@ -255,7 +255,7 @@ def _datastore(talk: Talk, argument: str) -> None:
         raise OptionError("/datastore: add NAME, remove NAME, or list")
     used = [store.path.name for store in engine.datastores]
     others = [other for other in list_datastores() if other not in used]
-    note(f"drafted from: {', '.join(used) or 'none'}" + (f"; there are also: {', '.join(others)}" if others else ""))
+    note(f"drafts come from: {', '.join(used) or 'none'}" + (f"; not in use: {', '.join(others)}" if others else ""))
 
 
 def _add_datastore(talk: Talk, name: str) -> None:
@@ -265,7 +265,7 @@ def _add_datastore(talk: Talk, name: str) -> None:
 
     engine = talk.engine
     if any(other.path == datastore_path(name) for other in engine.datastores):
-        raise OptionError(f"datastore {name} is drafted from already")
+        raise OptionError(f"datastore {name} is in use already")
     unusable = opening.unusable(engine.config.build_missing, is_named=True)
     with ExitStack() as undo:
         stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)

@@ -171,7 +171,8 @@ class Talk(Closing):
             return
         if result.finish_reason == "length" and not self._quiet:
             full = not 0 <= self.settings.tokens <= result.timings.predicted_tokens
-            note("cut off: " + ("the context is full; /clear empties it" if full else "-n or /set tokens allows more"))
+            way_out = "the context is full; /clear empties it" if full else "-n or /set tokens allows more"
+            note(f"the answer was cut off: {way_out}")
         if not self._quiet and (self.interactive or sys.stderr.isatty()):
             note(f"[{line_of(self.engine, result)}]")
 

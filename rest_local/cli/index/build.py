@@ -300,7 +300,7 @@ def _report(built: Built, seconds: float, as_json: bool) -> None:
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
     for secret in built.skipped.secrets:
-        click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
+        click.echo(f"left out, as it looks like a secret (--allow-secrets takes it): {secret}")
     for other in _others(built):
         click.echo(printable(f"for vocabulary {other.vocabulary.name} it still holds {_about(other)}"))
     return None

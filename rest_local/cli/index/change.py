@@ -118,7 +118,7 @@ def _report(name: str, row: dict[str, Any]) -> None:
     held = f"{row['total']:,} tokens of {counted(row['documents'], 'document')}"
     click.echo(printable(f"{name} ({row['vocabulary']}): {done}; {held}, in {row['seconds']:.1f} s"))
     for secret in row["secrets"]:
-        click.echo(f"looks like it holds a secret, left out: {secret}")
+        click.echo(f"left out, as it looks like a secret: {secret}")
 
 
 _SHOWN = 10
@@ -227,10 +227,10 @@ def _say(
         done = {"forgotten": forgotten, "copies": copies, "returning": returning, "removed": removed}
         return print_json({"path": str(path_of(name)), **done})
     if not forgotten:
-        return click.echo(printable(f"{name}: deleted what a build left that did not end; there was nothing else"))
+        return click.echo(printable(f"{name}: deleted the leftovers of an unfinished build; there was nothing else"))
     click.echo(printable(f"{name}: forgot {_listed(forgotten)}"))
     if removed:
-        click.echo("nothing was left; deleted")
+        click.echo("nothing was left, so the datastore was deleted")
     if copies:
         click.echo(printable(f"other files have the same content and stay: {_listed(copies)}"))
     if returning:

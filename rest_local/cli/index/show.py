@@ -125,7 +125,7 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
         return print_json(found)
     click.echo(f"longest match: {found['match']} of {found['tokens']} tokens, {found['matched']!r}")
     if found["left_off"]:
-        click.echo(f"left off at the end: {found['left_off']!r}; there it goes on in other tokens")
+        click.echo(f"left off: {found['left_off']!r} at the end, whose tokens change with what follows")
     click.echo(f"in {counted(found['places'], 'place')}" + (":" if found["files"] else ""))
     for file in found["files"]:
         click.echo(f"  {file['name']}:{file['line']}")
@@ -260,5 +260,5 @@ def _tell_repaired(name: str, planned: RepairPlan) -> None:
         click.echo(f"`rest-local index update {name}` reads those files again, `rest-local index rebuild {name}` all")
     if planned.left:
         freed = in_bytes(sum(fault.bytes for fault in planned.left))
-        click.echo(f"{directory}: deleted what killed processes left, {freed}")
+        click.echo(f"{directory}: deleted leftovers of killed processes, {freed}")
     return None

@@ -114,7 +114,7 @@ def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
         raise DatastoreNotFound(path)
     for manifest in found.values():
         if not isinstance(manifest, Manifest):
-            warn(f"{manifest}; not watched")
+            warn(f"{manifest}; it is not watched")
         elif not walks_of(manifest.recipe):
             raise DatastoreError(f"datastore {name}: it was not built from files that can be watched")
         else:
