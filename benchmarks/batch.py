@@ -36,12 +36,13 @@ from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.batch import PATIENT_MS, WIDTHS, best_width
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
-from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
+from rest_local.decoding.verify import Verifier
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.backend import Capability
 from rest_local.llama.context import Batch
@@ -189,7 +190,7 @@ def _simulated(model: Model, answers: Sequence[Recorded], curve_name: str, polic
         longest = max(len(answer.prompt) + len(answer.answer) for answer in answers) + 1
         backend = SimulatedBackend(clock, costs, model.n_vocab, width, longest)
         scheduler = Scheduler(backend, Capability("tree", "simulated"), curve)
-        scheduler.stall_ms = PATIENT_MS if slots > 1 else scheduler.stall_ms
+        scheduler.prefill.stall_ms = PATIENT_MS if slots > 1 else scheduler.prefill.stall_ms
         chosen: Policy = Auto(curve) if policy == "auto" else Off()
         begun, waiting = clock(), list(reversed(answers))
         running: list[RequestState] = []
@@ -213,9 +214,8 @@ def _sequence(model: Model, answer: Recorded, policy: Policy) -> RequestState:
     request = Request(answer.prompt, max_tokens=len(answer.answer))
     recording = Answer(Statistics(), Detokenizer(model.vocabulary.piece), len(answer.answer), (), lambda token: False)
     sources = Sources([], model.n_vocab)
-    return RequestState(
-        request, policy.fork(), Recording(answer.answer), recording, lambda slot: sources, lambda token: False
-    )
+    verifier = Verifier(Recording(answer.answer), lambda token: False)
+    return RequestState(request, policy.fork(), verifier, recording, lambda slot: sources)
 
 
 def main() -> None:

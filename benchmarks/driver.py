@@ -41,12 +41,13 @@ from benchmarks.library import held_out_modules
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.demo import standard_library
 from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.decoding.core import RequestState, StepResult
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
-from rest_local.decoding.request_state import RequestState, VerifiedStep
 from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
+from rest_local.decoding.verify import Verifier
 from rest_local.drafting.sources import Sources
 from rest_local.drafting.tree import Calibrated, Draft
 from rest_local.kv_cache.backend import Capability
@@ -237,7 +238,7 @@ def _serve(
             scheduler.step()
             times.append(1e3 * (time.perf_counter() - begun))
             for sequence in sequences:
-                sequence.read()
+                sequence.outbox.read()
             if any(sequence.done for sequence in sequences):
                 break
         scheduler.cancel_all()
@@ -263,7 +264,7 @@ def _sequence(
 ) -> RequestState:
     answer = Answer(Statistics(), Detokenizer(model.vocabulary.piece), n, (), _never)
     request = Request(prompt, max_tokens=n, prediction=prediction)
-    return RequestState(request, policy.fork(), sampler, answer, lambda slot: sources, _never)
+    return RequestState(request, policy.fork(), Verifier(sampler, _never), answer, lambda slot: sources)
 
 
 def _never(token: int) -> bool:
@@ -309,12 +310,12 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
         for _ in range(steps):
             before, begun = timed.seconds, time.perf_counter()
             for sequence, outcome in zip(sequences, forward.step(sequences), strict=True):
-                assert isinstance(outcome, VerifiedStep)
-                sequence.finish_step(outcome)
+                assert isinstance(outcome, StepResult)
+                sequence.speculation.finish(outcome)
             times.append(1e3 * (time.perf_counter() - begun - (timed.seconds - before)))
             # the text continues as it began, regardless of the model, so that every step finds a draft
             for sequence in sequences:
-                sequence.tokens[-1] = int(rng.choice(40, p=_zipf(40)))
+                sequence.text.tokens[-1] = int(rng.choice(40, p=_zipf(40)))
     statistics = [sequence.statistics for sequence in sequences]
     return {
         "median_ms": round(median(times), 4),

@@ -67,16 +67,15 @@ def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
         while min(len(mine) for mine in times) < 50:
             time.sleep(0.01)
         begun = time.perf_counter()
-        long = service.submit(Request(_long_prompt(engine), max_tokens=1, policy="off"))
-        long.wait()
+        long = service.submit(Request(_long_prompt(engine), max_tokens=1, policy="off", progress=True))
+        elapsed = [piece.progress.elapsed_ms for piece in long if piece.progress]
         ended = time.perf_counter()
         for stream in streams:
             stream.cancel()
-        parts = list(engine.context.scheduler.part_seconds)
     gaps = [np.diff([t for t in mine if begun <= t <= ended]) for mine in times]
     before = [np.diff([t for t in mine if t < begun]) for mine in times]
     worst = max(float(gap.max()) for gap in gaps)
-    part = median(parts[-len(parts) // 2 :])
+    part = 1e-3 * float(np.median(np.diff(elapsed)[-len(elapsed) // 2 :]))
     return {
         "prompt_tokens": LONG,
         "step_ms_before": round(1e3 * float(np.median(np.concatenate(before))), 2),

@@ -40,7 +40,7 @@ from rest_local.batch.worker import JobAnswer, Worker, failed, failed_line
 from rest_local.catalog.stores import model_file
 from rest_local.cluster import check_address, connected, first_line, is_rays
 from rest_local.decoding.config import EngineConfig
-from rest_local.decoding.request_state import error_of
+from rest_local.decoding.core import error_of
 from rest_local.errors import ClusterFailed, ModelInvalid, OptionError
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from rest_local.catalog.quantization import stem_of
 from rest_local.catalog.stores import model_file
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.core import error_of
 from rest_local.decoding.opening import free_memory, uses_gpu
-from rest_local.decoding.request_state import error_of
 from rest_local.decoding.results import Timings
 from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder

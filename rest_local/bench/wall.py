@@ -25,11 +25,12 @@ from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
-from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics
 from rest_local.decoding.stream import Answer
+from rest_local.decoding.verify import Verifier
 from rest_local.errors import OptionError
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import ContextSettings
@@ -75,7 +76,8 @@ class Runner:
         rest = answer.answer[1:]
         request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
         recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), lambda token: False)
-        sequence = RequestState(request, policy, Recording(rest), recording, lambda _: sources, lambda token: False)
+        verifier = Verifier(Recording(rest), lambda token: False)
+        sequence = RequestState(request, policy, verifier, recording, lambda _: sources)
         sequence.admit(self.slot)
         self.forward.evaluate_prompt(sequence)
         begin(sources, answer)

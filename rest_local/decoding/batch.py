@@ -18,13 +18,12 @@ from itertools import count
 from typing import Protocol
 
 from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.core import RequestState, Slot
 from rest_local.decoding.decode_context import DecodeContext
+from rest_local.decoding.prefill import STALL_MS
 from rest_local.decoding.request import Request
-from rest_local.decoding.request_state import RequestState
-from rest_local.decoding.scheduler import STALL_MS
 from rest_local.decoding.stream import Result
 from rest_local.errors import RestLocalError
-from rest_local.kv_cache.slot import Slot
 
 
 class Decoder(Protocol):
@@ -103,7 +102,8 @@ class Batch:
             del self._running[each.number]
         if ended:
             context, slots = self._engine.context, len(self._engine.slots)
-            cells = context.scheduler.cells_in_use() / max(len(context.scheduler.admitted), 1)
+            queue = context.scheduler.queue
+            cells = queue.cells_in_use() / max(len(queue.admitted), 1)
             self._width = best_width(context.tuning.curve, cells, [*(n for n in WIDTHS if n < slots), slots])
         return ended
 

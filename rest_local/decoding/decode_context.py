@@ -27,7 +27,7 @@ from rest_local.calibration.tuning import (
     tune,
     tune_thoroughly,
 )
-from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.core import Pass, RequestState, Slot
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.drafting.models.drafter import Drafter
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
@@ -38,7 +38,6 @@ from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
 from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
 from rest_local.kv_cache.cell_format import PART
 from rest_local.kv_cache.sessions import Sessions
-from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slot_files import NamedSlots, Run
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
@@ -108,7 +107,7 @@ class Calibration:
         self._credit_ms += SHARE * 1e3 * seconds
         if self._credit_ms < self._price_ms:  # the usual case; asking the curve costs as much as a lookup
             return
-        running = [state.slot for state in self._scheduler.admitted if _drafts(state)]
+        running = [state.text.slot for state in self._scheduler.queue.admitted if _drafts(state)]
         n_ctx = self._n_ctx if running else 0
         if running:
             self._last_pass = time.monotonic()
@@ -174,7 +173,7 @@ class Calibration:
 
 def _drafts(state: RequestState) -> bool:
     """Whether it generates, and known prices are of use to it."""
-    return not state.is_prefilling and not state.left and state.policy.name != "off"
+    return not state.text.is_prefilling and not state.left and state.speculation.policy.name != "off"
 
 
 class DecodeContext:
@@ -294,22 +293,20 @@ class DecodeContext:
         request that was sent back uses those and goes on in another slot.
         """
         sources = self._sources.get(slot)
-        states = (*self.scheduler.admitted, *self.scheduler.waiting)
-        if sources is None or any(state.has_begun and state.sources is sources for state in states):
+        if sources is None or any(state.speculation.sources is sources for state in self.scheduler.queue):
             sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, spelling=self.model.vocabulary)
             self._sources[slot] = sources
         return sources
 
-    def step(self, number: int) -> bool:
-        """One forward pass; False where all requests wait for images. `number`: a name for `abort`."""
+    def step(self, number: int) -> Pass | None:
+        """Do one forward pass; None where all requests wait for images. `number`: a name for `abort`."""
         self.backend.breaker.number = number
         wait_briefly(self._others_run)  # the pass before may have been that of another context
         begun = time.perf_counter()
-        if not self.scheduler.step():
-            return False
-        if not self.scheduler.was_image:
-            self.after_pass(time.perf_counter() - begun)
-        return True
+        done = self.scheduler.step()
+        if done is not None and not self.scheduler.prefill.was_image:
+            self.after_pass(time.perf_counter() - begun, done.n_decodes)
+        return done
 
     @property
     def _part(self) -> int:
@@ -338,14 +335,14 @@ class DecodeContext:
         """Whether it matters what a batch costs."""
         return self.capability.kind != "none"
 
-    def after_pass(self, seconds: float) -> None:
+    def after_pass(self, seconds: float, n_decodes: int = 1) -> None:
         """A forward pass took `seconds`: look at what else runs, and time a batch whose price is uncertain, if it is
         time to; save a little of an idle text.
         """
         if self.sessions is not None:
             self.sessions.after_pass(self.scheduler.slots.slots, seconds)
         self._decoded_s += seconds
-        self._n_decodes += self.scheduler.n_decodes
+        self._n_decodes += n_decodes
         if self._decoded_s >= LOOK_S and self.backend.threads > 1:
             # A client that reads a stream is seen as well. It takes little, and only threads that do not get their
             # processors have a reason to wait briefly.

@@ -38,6 +38,7 @@ from rest_local.chat.tools import tools_of
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
+from rest_local.decoding.core import RequestState, Slot
 from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.following import DatastoreSwap, Follower
 from rest_local.decoding.images import ImagePrompt, image_prompt
@@ -52,16 +53,14 @@ from rest_local.decoding.opening import (
     open_projector,
 )
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Predictions, Request, RequestOptions, Strict
-from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics, Totals
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.streaming import ChatStream, Stream
-from rest_local.decoding.verify import Relaxed
+from rest_local.decoding.verify import Relaxed, Verifier
 from rest_local.drafting.sources import Sources
 from rest_local.errors import CannotGenerate, ModelError, OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.backend import Capability
-from rest_local.kv_cache.slot import Slot
 from rest_local.llama.embedding import longest_text, pooling_of
 from rest_local.llama.options import Sampling
 from rest_local.llama.placeholders import text_of
@@ -194,7 +193,7 @@ class Engine(Closing):
         """
         return {
             **self.totals.to_dict(),
-            "passes": sum(context.scheduler.generating for context in self.contexts),
+            "passes": sum(context.scheduler.times.generating for context in self.contexts),
             "cells_used": sum(slot.n_past for slot in self.slots),
             "cells": self.context.backend.n_cells if self.contexts else 0,
             "checkpoint_bytes": sum(slot.checkpoints.size for slot in self.slots),
@@ -359,7 +358,7 @@ class Engine(Closing):
         self._running, state = stream, stream.state
         try:
             self.submit(state)
-            self._step_until(lambda: state.done or (state.is_admitted and not state.is_prefilling))
+            self._step_until(lambda: state.done or (state.text.has_slot and not state.text.is_prefilling))
             if stream.error:
                 raise stream.error
         except BaseException:
@@ -408,7 +407,7 @@ class Engine(Closing):
 
     # What `Service`, `Batch` and the streams drive
 
-    def prepare(self, request: Request) -> RequestState:
+    def prepare(self, request: Request, wake: Callable[[bool], None] | None = None) -> RequestState:
         """A request to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong,
         OptionError, CannotGenerate, ModelError where the context for an exact request does not fit the memory.
 
@@ -441,18 +440,23 @@ class Engine(Closing):
             ends = lambda token: token in stops or vocabulary.is_end(token)  # noqa: E731
         answer = Answer(Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, ends)
         answer.result.truncated = len(request.prompt) < n_prompt
+        verifier = Verifier(
+            sampler,
+            ends,
+            relaxed=relaxed,
+            constraint=None if sampler.constraint.is_free else sampler.constraint,
+            n_logprobs=request.logprobs,
+            remaining=sampler.remaining if request.after_sampling and request.logprobs is not None else None,
+        )
         return RequestState(
             request,
             context.policy(policy) if isinstance(policy, str) else policy,
-            sampler,
+            verifier,
             answer,
             partial(self._connect, context, request.datastores),
-            ends,
             partial(self._count, context),
-            relaxed=relaxed,
-            constraint=None if sampler.constraint.is_free else sampler.constraint,
+            wake=wake,
             decode=self._decode if request.origins else None,
-            remaining=sampler.remaining if request.after_sampling and request.logprobs is not None else None,
             encode=self.projector.rows if self.projector else None,
             is_control=vocabulary.is_control,
         )
@@ -511,9 +515,9 @@ class Engine(Closing):
         """One forward pass in each context that has work; False where none has. `number`: a name for `abort`."""
         self.catch_up()
         busy = [context for context in self.contexts if context.scheduler.busy]
-        passes = 0
+        passes = False
         for context in busy:
-            passes += context.step(number)
+            passes |= context.step(number) is not None
             if len(busy) > 1:
                 context.scheduler.deliver()  # text does not wait for the pass of the other one
         if not passes and (awaited := [future for context in busy for future in context.scheduler.awaited]):
@@ -523,7 +527,7 @@ class Engine(Closing):
     def stall_for(self, milliseconds: float) -> None:
         """What a part of a prompt may add to a step of requests that generate."""
         for context in self.contexts[:1]:
-            context.scheduler.stall_ms = milliseconds
+            context.scheduler.prefill.stall_ms = milliseconds
 
     def use_idle_time(self, seconds: float, number: int = 0) -> bool:
         """Between requests: go on measuring what `load` left; False if nothing is left. `number`: for `abort`."""
@@ -546,7 +550,7 @@ class Engine(Closing):
     def cancel(self, state: RequestState) -> None:
         """End a request now, wherever it is."""
         for context in self.contexts:
-            if context.scheduler.has(state):
+            if state in context.scheduler.queue:
                 context.scheduler.cancel(state)
                 return
         state.finish("cancelled")
@@ -574,10 +578,9 @@ class Engine(Closing):
             context.failed_stores[:] = [
                 store for store in context.failed_stores if not isinstance(store, Datastore) or store in datastores
             ]
-            for state in (*context.scheduler.admitted, *context.scheduler.waiting):
-                if state.has_begun and isinstance(state.sources, Sources):
-                    history = self._history
-                    state.sources.use(self._stores(state.request.datastores, still=True), history)
+            for state in context.scheduler.queue:
+                if isinstance(sources := state.speculation.sources, Sources):
+                    sources.use(self._stores(state.request.datastores, still=True), self._history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)

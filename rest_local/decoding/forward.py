@@ -22,21 +22,20 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.decoding.core import Outcome, Part, Pass, RequestState, Slot, StepResult, error_of
 from rest_local.decoding.images import ImageRows
-from rest_local.decoding.request_state import RequestState, VerifiedStep, error_of
 from rest_local.decoding.results import PassClock, Step
 from rest_local.drafting.models.drafter import Drafter, Evaluated
-from rest_local.drafting.tree import Draft, DraftTree
+from rest_local.drafting.tree import Draft
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
-from rest_local.kv_cache.slot import BatchBuilder, Slot, rebuild
+from rest_local.kv_cache.slot import BatchBuilder, rebuild
 from rest_local.kv_cache.slots import Slots
 from rest_local.planning.plan import TreeFailed
 from rest_local.planning.policy import StepCost
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
-Part = tuple[RequestState, int]  # a request, and how many of its pending tokens the pass evaluates
-Outcome = VerifiedStep | RestLocalError | None  # None: of a part of a prompt; an error concerns one request
+_NOTHING = np.empty((0, 0), np.float32)
 
 
 class RequestFailed(Exception):
@@ -65,34 +64,13 @@ class _ErrorsOf:
             raise RequestFailed(self._state, error_of(error)) from error
 
 
-class Pass:
-    """One forward pass: the requests in it, and what their slots held before. A request that ends meanwhile has no slot
-    any more.
-    """
-
-    def __init__(self, running: Sequence[RequestState], parts: Sequence[Part], idle_cells: int) -> None:
-        self.running, self.parts = running, parts
-        self.states = [*running, *(state for state, _ in parts)] if parts else running
-        self.slots = [state.slot for state in self.states]
-        self.before = [slot.n_past for slot in self.slots]
-        self.texts = [state.sources.draft_text for state in self.states]  # what a drafting model knows of each
-        prompted = bool(parts) or any(state.is_prefilling for state in running)
-        self.clock = PassClock(sum(self.before) + idle_cells, len(running), prompted)
-        self.n_decodes = 1  # `go_on` adds to it
-
-
 class Forward:
-    """The stages of a pass over one backend, in order: `begin`, `draft`, `submit`, `draft_ahead`, `logits`, `verify`,
-    `go_on`; `undo` in place of the rest where one of them fails.
+    """The stages of a pass over one backend, in order: `draft`, `submit`, `draft_ahead`, `logits`, `verify`, `go_on`;
+    `undo` in place of the rest where one of them fails.
 
-    `capability`: which drafts the model can verify; it may change between two steps. `slots`: idle ones give up
-    their cells, so that drafts can stay. `overlaps`: the device computes on its own after `decode`
-    returns; None to measure it.
-
-    `frame_ms`: the time in which a reader sees one piece of text. Steps that are faster may come several at a time.
-
-    `chosen`: the last step has asked samplers. If it broke off after that, its requests cannot go on: a sampler cannot
-    go back to where the cells are.
+    `capability`: which drafts the model can verify; it may change between two steps. `slots`: idle ones give up their
+    cells, so that drafts can stay. `overlaps`: the device computes on its own after `decode` returns; None to measure
+    it. `frame_ms`: the time in which a reader sees one piece of text. Steps that are faster may come several at a time.
     """
 
     def __init__(
@@ -106,7 +84,6 @@ class Forward:
     ) -> None:
         self.backend, self.capability = backend, capability
         self.overlaps = bool(overlaps)
-        self.chosen = False
         self._frame_ms = frame_ms
         self.drafter = drafter
         self._measured = overlaps is None
@@ -114,21 +91,15 @@ class Forward:
         self._spare_s = 0.0  # for which the last pass was waited for, with what was drafted ahead in that time
         self._ahead_s = 0.0  # that drafting ahead took in this pass
         self._usual_ahead_s = 0.0  # that it takes
-        self._broken_off = False  # whether the last decode ended neither well nor with everything restored
-
-    def begin(self, running: Sequence[RequestState], parts: Sequence[Part] = (), idle_cells: int = 0) -> Pass:
-        """Return a pass for requests that generate and parts of prompts. `idle_cells`: tokens that idle slots keep."""
-        self.chosen = self._broken_off = False
-        return Pass(running, parts, idle_cells)
 
     def undo(self, at_work: Pass) -> None:
         """Have the cells hold what they held before a pass that cannot be finished."""
         for slot, n_past in zip(at_work.slots, at_work.before, strict=True):
-            _put_back(slot, n_past, self._broken_off)
+            _put_back(slot, n_past, at_work.broken_off)
 
     def step(self, running: Sequence[RequestState], parts: Sequence[Part] = ()) -> list[Outcome]:
         """Do one pass, for callers without a scheduler. Raises DecodeFailed, RequestFailed."""
-        at_work = self.begin(running, parts)
+        at_work = Pass(running, parts)
         try:
             self.draft(at_work)
             self.submit(at_work)
@@ -144,47 +115,47 @@ class Forward:
         drafted in a pass with a part of a prompt: a draft has no cheap place in such a batch. Raises RequestFailed.
         """
         running, clock = at_work.running, at_work.clock
-        n_other, n_again = len(running) - 1, sum(state.slot.n_again for state in running)
+        n_other, n_again = len(running) - 1, sum(state.text.slot.n_again for state in running)
         for state in running:
             with _ErrorsOf(state):
-                leaves = state.slot.branches.n if self.capability.kind == "tree" else 1
+                leaves = state.text.slot.branches.n if self.capability.kind == "tree" else 1
                 limit = 0 if clock.prompted else self._limit(state, n_other + n_again)
-                state.draft(limit, leaves, clock.n_ctx, n_other, n_again)
+                state.speculation.draft(limit, leaves, clock.n_ctx, n_other, n_again)
                 if not n_other:
-                    state.prune()
+                    state.speculation.prune()
         if n_other > 0:
             self._share(running, clock)
             for state in running:
                 with _ErrorsOf(state):
-                    state.prune()
+                    state.speculation.prune()
 
     def _limit(self, state: RequestState, n_other: int) -> int:
         """Most nodes of a tree: by the answer, the context, the batch and the model."""
         if self.capability.kind == "none":
             return 0
         places = min(self.backend.max_outputs, self.backend.n_batch) - n_other
-        return max(0, min(min(state.answer.left, state.room, places) - 1, self.capability.longest))
+        return max(0, min(min(state.answer.left, state.text.room, places) - 1, self.capability.longest))
 
     def _share(self, running: Sequence[RequestState], clock: PassClock) -> None:
         n_other = len(running) - 1
-        n_again = sum(state.slot.n_again for state in running)
+        n_again = sum(state.text.slot.n_again for state in running)
         room = max(0, min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other - n_again)
         for state in running:  # whole trees, of policies that know no costs: while there is room
-            state.tree = state.tree.cut(room)
-            room -= len(state.tree)
-        growing = [state for state in running if state.drafted.growth]
+            state.speculation.cut(room)
+            room -= len(state.speculation.tree)
+        growing = [state for state in running if state.speculation.drafted.growth]
         if growing:
-            drafts = [state.drafted for state in growing]
+            drafts = [state.speculation.drafted for state in growing]
             begun, asked = time.perf_counter(), _asked_ms(drafts)
             try:
-                order, best = growing[0].policy.grow_together(drafts, clock.n_ctx, room, n_other)
+                order, best = growing[0].speculation.policy.grow_together(drafts, clock.n_ctx, room, n_other)
             except TreeFailed as failed:
                 with _ErrorsOf(growing[failed.number]):
                     raise failed.__cause__ or failed from None
             ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(drafts) + asked) / max(len(order), 1)
             for number, state in enumerate(growing):
-                state.clock.draft += ms * order.count(number)
-                state.tree = state.tree.cut(order[:best].count(number))
+                state.speculation.clock.draft += ms * order.count(number)
+                state.speculation.cut(order[:best].count(number))
 
     # The pass
 
@@ -199,48 +170,48 @@ class Forward:
             batch = BatchBuilder()
             image = _image_of(running, parts)
             for state in running:
-                state.add_to(batch)
+                state.speculation.add_to(batch)
             for state, n in parts:
-                slot = state.slot
-                batch.add_prompt(slot, state.tokens[slot.n_past : slot.n_past + n])
+                slot = state.text.slot
+                batch.add_prompt(slot, state.text.tokens[slot.n_past : slot.n_past + n])
             if image is None:
                 batch.load(self.backend.batch)
             clock.submitting = time.perf_counter()
-            self._broken_off = True
+            at_work.broken_off = True
             if image is None:
                 code = self.backend.decode()
             else:
                 assert isinstance(self.backend, EvaluatesRows)
                 rows, pos, causal = image
                 code = self.backend.decode_rows(rows, pos, batch.first_id[0], batch.n_ids[0], causal=causal)
-            self._broken_off = code not in (0, 1, -1)
+            at_work.broken_off = code not in (0, 1, -1)
             if code == 0:
                 clock.submitted = time.perf_counter()
-                clock.n_nodes = sum(len(state.tree) for state in running)
-                clock.again = [state.slot.n_again for state in running]
+                clock.n_nodes = sum(len(state.speculation.tree) for state in running)
+                clock.again = [state.text.slot.n_again for state in running]
                 for state in running:
-                    if state.n_prompt:
-                        state.slot.commit(state.n_prompt, is_turn=True)
+                    if state.speculation.n_prompt:
+                        state.text.slot.commit(state.speculation.n_prompt, is_turn=True)
                 return
             if code == 1 and self._slots is not None and self._slots.evict():
                 continue
-            if code == 1 and any(len(state.tree) for state in running):  # no room, restored
+            if code == 1 and any(len(state.speculation.tree) for state in running):  # no room, restored
                 for state in running:
-                    state.tree = state.tree.cut(len(state.tree) // 2)
+                    state.speculation.cut(len(state.speculation.tree) // 2)
             elif code == ABORTED and any(state.left for state in states):
                 raise DecodeFailed(code, len(batch.token))
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
                 for state in states:
                     with _ErrorsOf(state):
-                        rebuild(state.slot, cut_back=code == ABORTED)
-                    state.tree = DraftTree()
+                        rebuild(state.text.slot, cut_back=code == ABORTED)
+                    state.speculation.cut(0)
             elif code == -1 and _simplify(running, states):  # refused, restored
                 continue
             else:
                 if code not in (1, -1):
                     for state in states:
-                        state.slot.clear()
+                        state.text.slot.clear()
                 raise DecodeFailed(code, len(batch.token))
 
     def draft_ahead(self, at_work: Pass) -> list[tuple[RequestState, Exception]]:
@@ -256,7 +227,7 @@ class Forward:
         for state in at_work.running:
             try:
                 if not state.done:
-                    state.draft_ahead()
+                    state.speculation.draft_ahead(state.answer.left)
             except Exception as error:
                 failed.append((state, error))
         self._ahead_s = time.perf_counter() - begun
@@ -286,11 +257,11 @@ class Forward:
         generate, or the error of that request alone; those of `parts` last.
         """
         running, slots, clock = at_work.running, at_work.slots, at_work.clock
-        self.chosen = True
+        at_work.chosen = True
         outcomes: list[Outcome] = []
         row = 0
         for number, state in enumerate(running):
-            slot, own = slots[number], 1 + len(state.tree)
+            slot, own = slots[number], 1 + len(state.speculation.tree)
             n_past, mine = slot.n_past, logits[row : row + own]
             row += own
             if state.done:  # it ended while the pass was computed
@@ -298,7 +269,7 @@ class Forward:
                 outcomes.append(None)
                 continue
             try:
-                outcomes.append(state.take(mine, clock, number == 0, self.overlaps))
+                outcomes.append(state.speculation.take(mine, clock, number == 0, self.overlaps))
             except Exception as error:  # of its sampler, say: not a reason to end the others
                 _put_back(slot, n_past)
                 outcomes.append(error_of(error))
@@ -313,46 +284,55 @@ class Forward:
 
         A decode that fails is undone, and left to the next step. An error of the sampler becomes the outcome.
         """
-        taken = outcomes[0]
-        if len(outcomes) > 1 or self.drafter is not None or not isinstance(taken, VerifiedStep):
+        result = outcomes[0]
+        if len(outcomes) > 1 or self.drafter is not None or not isinstance(result, StepResult):
             return
         state, slot, clock = at_work.running[0], at_work.slots[0], at_work.clock
-        backend, chooser, tokens = self.backend, state.chooser, taken.verdict.tokens
-        most = min(state.free_steps(taken), int(self._frame_ms / max(clock.decode_ms, 1.0)) - 1)
+        answer, speculation, verifier = state.answer, state.speculation, state.speculation.verifier
+        if not answer.begun or len(result.tree) or result.rows or speculation.n_prompt or not verifier.is_plain:
+            return
+        most = min(speculation.policy.free_steps, answer.left - 1, state.text.room)
+        most = min(most, int(self._frame_ms / max(clock.decode_ms, 1.0)) - 1)
+        backend, sampler, tokens = self.backend, verifier.sampler, result.verdict.tokens
         free: list[StepCost] = []
         token = tokens[-1]
-        while len(free) < most and not state.ends(token):
+        while len(free) < most and not verifier.ends(token):
             begun, n_past = time.perf_counter(), slot.n_past
             backend.batch.replace(token, slot.position(n_past))
-            self._broken_off = True
+            at_work.broken_off = True
             code = backend.decode()
-            self._broken_off = code not in (0, 1, -1)
+            at_work.broken_off = code not in (0, 1, -1)
             if code:
-                _put_back(slot, n_past, self._broken_off)
+                _put_back(slot, n_past, at_work.broken_off)
                 break
             row = backend.logits(1)[0]
             decode_ms = 1e3 * (time.perf_counter() - begun)
             try:
-                token = chooser.sample(row)
-                chooser.accept(token)
+                token = sampler.sample(row)
+                sampler.accept(token)
             except Exception as error:  # not a reason to end the service
                 _put_back(slot, n_past)
                 outcomes[0] = error_of(error)
                 break
             tokens.append(token)
             slot.n_past += 1
-            state.tokens.append(token)
             free.append(StepCost(n_past, 0, 0, decode_ms, 1e3 * (time.perf_counter() - begun) - decode_ms))
         if free:
-            state.note_free_steps(free)
+            new = tokens[-len(free) :]
+            state.text.extend(new)
+            assert speculation.sources is not None
+            speculation.sources.extend(new)
+            slot.checkpoints.keep_in_answer(slot.n_past)
+            speculation.policy.learn_free(free)
+            state.statistics.count_free(free, speculation.drafted.skipped)
             at_work.n_decodes += len(free)
 
     # One request by itself, without a scheduler
 
     def evaluate_prompt(self, state: RequestState) -> None:
         """Evaluate what an admitted request has pending; an interrupt keeps what is done. Raises DecodeFailed."""
-        while state.is_prefilling:
-            (error,) = self.step([], [(state, min(state.n_pending, self.backend.n_batch))])
+        while state.text.is_prefilling:
+            (error,) = self.step([], [(state, min(state.text.n_pending, self.backend.n_batch))])
             if isinstance(error, RestLocalError):
                 raise error
 
@@ -368,7 +348,7 @@ class Forward:
             raise outcome
         assert outcome is not None
         state.answer.receive(outcome.verdict.tokens, begun)
-        return state.finish_step(outcome)
+        return state.speculation.finish(outcome)
 
 
 def _asked_ms(drafts: Sequence[Draft]) -> float:
@@ -380,13 +360,9 @@ def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[
     """What became of the parts of prompts."""
     outcomes: list[Outcome] = []
     for (state, n), slot in zip(parts, slots, strict=True):
-        statistics = state.statistics
-        if statistics.steps:
-            statistics.again_ms += clock.decode_ms
-        else:
-            statistics.prompt_ms += clock.decode_ms
+        state.statistics.count_prompt(clock.decode_ms)
         try:
-            slot.commit(n, state.ends_at_cut(n))
+            slot.commit(n, state.text.ends_at_cut(n))
             outcomes.append(None)
         except Exception as error:  # a checkpoint finds no memory, say; the tokens are committed all the same
             outcomes.append(error_of(error))
@@ -397,17 +373,18 @@ def _evaluated(at_work: Pass, outcomes: Sequence[Outcome]) -> list[Evaluated]:
     """Return the committed tokens of this pass and their rows in the batch, which a drafting model learns from."""
     found: list[Evaluated] = []
     row = 0
-    held = list(zip(at_work.slots, at_work.before, at_work.texts, strict=True))
+    followed = zip(at_work.states, at_work.slots, at_work.before, strict=True)
+    held = [(slot, n_past, None if state.text.images else slot.draft_text) for state, slot, n_past in followed]
     for state, (slot, n_past, text), outcome, again in zip(
         at_work.running, held, outcomes, at_work.clock.again, strict=False
     ):
         row += again  # tokens before its root that were evaluated again
-        if isinstance(outcome, VerifiedStep) and text is not None:
-            order = state.layout.order if state.layout else []
+        if isinstance(outcome, StepResult) and text is not None:
+            order = layout.order if (layout := state.speculation.layout) else []
             rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]
             if slot.n_past == n_past + len(rows):
                 found.append(Evaluated(text, n_past, slot.tokens[n_past : slot.n_past], rows))
-        row += 1 + len(state.tree)
+        row += 1 + len(state.speculation.tree)
     for (slot, n_past, text), (_, n) in zip(held[len(at_work.running) :], at_work.parts, strict=True):
         if text is not None and slot.n_past == n_past + n:
             found.append(Evaluated(text, n_past, slot.tokens[n_past : n_past + n], range(row, row + n)))
@@ -422,22 +399,19 @@ def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:
 
 def _image_of(running: Sequence[RequestState], parts: Sequence[Part]) -> ImageRows | None:
     """The rows of an image, which are a pass of their own: llama.cpp takes tokens or rows."""
-    if running or len(parts) != 1 or not parts[0][0].at_image:
+    if running or len(parts) != 1 or not parts[0][0].text.at_image:
         return None
     (state, n) = parts[0]
     with _ErrorsOf(state):
-        return state.images.rows(state.slot, n)
+        return state.text.images.rows(state.text.slot, n)
 
 
 def _simplify(running: Sequence[RequestState], states: Sequence[RequestState]) -> bool:
     """Drop the trees and the ids of branches, which llama.cpp may have refused; whether there were any."""
     simpler = False
     for state in running:
-        simpler |= len(state.tree) > 0
-        state.tree = DraftTree()
+        simpler |= len(state.speculation.tree) > 0
+        state.speculation.cut(0)
     for state in states:
-        simpler |= state.slot.branches.release()
+        simpler |= state.text.slot.branches.release()
     return simpler
-
-
-_NOTHING = np.empty((0, 0), np.float32)

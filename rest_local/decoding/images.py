@@ -6,6 +6,7 @@ Text is tokenized between two images, as llama.cpp's libmtmd does it, so that th
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -65,15 +66,17 @@ class ImageRows(NamedTuple):
 
 
 class PromptImages:
-    """The images in the text of one request; none in most. A drafting model then does not follow it.
+    """The images in the text of one request, of which most have none.
 
-    `saved`: end of each image that takes fewer positions than rows, and how many fewer up to there; `future`: the rows
-    of the image that is computed next.
+    `saved`: the end of each image that takes fewer positions than rows, and how many fewer up to there. `future`: the
+    rows of the image that is computed next. `lost`: cells of images were lost once, and evaluated again.
     """
 
     def __init__(self, chunks: Sequence[ImageChunk], encode: Encode | None) -> None:
         self.saved: list[tuple[int, int]] = []
         self.future: Future[Rows] | None = None
+        self.lost = False
+        self._waits_since: float | None = None
         self._encoding: ImageChunk | None = None  # whose rows `future` has
         self._chunks, self._encode = {chunk.ids: chunk for chunk in chunks}, encode
         self._images: list[tuple[int, int, ImageChunk]] = []
@@ -95,20 +98,32 @@ class PromptImages:
         """Whether the rows of the image at this place of the text are computed."""
         return self.future is not None and self.future.done() and self._at(place)[1] is self._encoding
 
-    def look_ahead(self, n_past: int, wanted: Callable[[], bool]) -> None:
-        """Have the rows of the next image computed, which follows `n_past` tokens, as long as they are `wanted`."""
+    def missing_at(self, place: int) -> Future[Rows] | None:
+        """Return the rows of the image at this place if there is one whose rows are not computed yet."""
+        at_image = any(begin <= place < end for begin, end, _ in self._images)
+        return self.future if at_image and not self.ready_at(place) else None
+
+    def look_ahead(self, n_past: int, wanted: Callable[[], bool]) -> float:
+        """Have the rows of the next image after `n_past` tokens computed, as long as they are `wanted`.
+
+        Return the milliseconds in which there was nothing but the image to wait for, once that is over. Raises why the
+        rows could not be computed.
+        """
         chunk = next((chunk for _, end, chunk in self._images if n_past < end), None)
         if chunk is None:
             self._encoding = self.future = None
         elif chunk is not self._encoding or self.future is None or self.future.cancelled():
             assert self._encode is not None
             self._encoding, self.future = chunk, self._encode(chunk, wanted)
-
-    def raise_failure(self) -> None:
-        """Raises why the rows of the next image could not be computed."""
+        waited = 0.0
+        if self.missing_at(n_past) is not None:
+            self._waits_since = self._waits_since or time.perf_counter()
+        elif self._waits_since is not None:
+            waited, self._waits_since = 1e3 * (time.perf_counter() - self._waits_since), None
         if self.future is not None and self.future.done() and (error := self.future.exception()):
             self._encoding = self.future = None
             raise error
+        return waited
 
     def next_rows(self, place: int, most: int) -> int:
         """How many rows of the image at this place to evaluate at once: `most`, or all."""

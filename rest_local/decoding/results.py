@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.verify import Verdict
 from rest_local.drafting.origins import Origin
 from rest_local.drafting.sources import SOURCES
-from rest_local.drafting.tree import DraftTree
+from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.planning.policy import StepCost
 
 
@@ -242,6 +243,41 @@ class Step:
         return zip(self.tokens, self.sources, strict=True)
 
 
+class StepResult(NamedTuple):
+    """A verified step of one request, whose tokens are committed: what `Speculation.finish` does the rest with.
+
+    `rows`: of logits, as far as the rest reads them. `overlaps`: the rest comes while a device computes the next pass.
+    """
+
+    verdict: Verdict
+    tree: DraftTree
+    drafted: Draft
+    rows: Sequence[NDArray[np.float32]]
+    overlaps: bool
+
+
+@dataclass(slots=True)
+class PlainSteps:
+    """The passes of one request that cost what they would in plain decoding: `n` of them took `ms`.
+
+    A pass after one of another size takes longer than in plain decoding (cold caches; on a GPU a new graph, 2 times),
+    so one without a draft counts after another such one. `alone`: no other request was in any pass of the answer.
+    """
+
+    n: int = 0
+    ms: float = 0.0
+    alone: bool = True
+    _follows: bool = False
+
+    def count(self, done: PassClock, plain: bool) -> None:
+        """Count a pass. `plain`: this request had no draft in it."""
+        if plain and self._follows:
+            self.n += 1
+            self.ms += done.decode_ms
+        self._follows = plain
+        self.alone &= done.n_running == 1 and not done.prompted
+
+
 @dataclass
 class Statistics:
     """What a sequence did; times in milliseconds."""
@@ -261,19 +297,30 @@ class Statistics:
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
     lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
-    plain_steps: int = 0  # without a draft, after one without a draft
-    plain_ms: float = 0.0  # of decode_ms, those of these steps
-    after_plain: bool = False  # whether the last step was without a draft
-    alone: bool = True  # whether every pass of the answer was of this request only
+    plain: PlainSteps = field(default_factory=PlainSteps)
     decode_ms: float = 0.0
     step_ms: float = 0.0  # decode_ms and the driver's own time
     model_ms: float = 0.0  # of a draft model
 
-    def count_step(self, tree: DraftTree, verdict: Verdict, relaxed: Sequence[int]) -> None:
+    def count_prompt(self, ms: float) -> None:
+        """Count a pass with a part of the prompt; after the first step that is text of the answer, evaluated anew."""
+        if self.steps:
+            self.again_ms += ms
+        else:
+            self.prompt_ms += ms
+
+    def count_share(self, ms: float, is_prompt: bool) -> None:
+        """Count the share of a pass; likewise."""
+        if is_prompt and not self.steps:
+            self.prompt_share_ms += ms
+        else:
+            self.answer_share_ms += ms
+
+    def count_step(self, tree: DraftTree, verdict: Verdict) -> None:
         path = verdict.path
         self.steps += 1
         self.generated += len(verdict.tokens)
-        self.relaxed += len(relaxed)
+        self.relaxed += len(verdict.relaxed)
         self.drafts += len(tree) > 0
         self.drafted += len(tree)
         self.accepted += len(path)
@@ -288,33 +335,23 @@ class Statistics:
         ms = sum(step.decode_ms for step in steps)
         self.steps += len(steps)
         self.lookups_skipped += skipped * len(steps)
-        self.plain_steps += len(steps)
-        self.plain_ms += ms
+        self.plain.n += len(steps)
+        self.plain.ms += ms
         self.decode_ms += ms
         self.step_ms += ms + sum(step.driver_ms for step in steps)
-
-    def count_plain(self, done: PassClock, plain: bool) -> None:
-        """Take the time of a pass; `plain`: this request had no draft in it. A pass after one of another size takes
-        longer than in plain decoding (cold caches; on a GPU a new graph, 2 times), so a plain one after another counts.
-        """
-        if plain and self.after_plain:
-            self.plain_steps += 1
-            self.plain_ms += done.decode_ms
-        self.after_plain = plain
-        self.alone &= done.n_running == 1 and not done.prompted
 
     def plain_step_ms(self, curve: CostCurve, measured: bool) -> float:
         """What a plain forward pass takes in the middle of this answer, in milliseconds; 0 where that is not known.
 
-        It is the mean of the answer's own plain passes (`count_plain`), where these are ENOUGH_STEPS. Otherwise it is
+        It is the mean of the answer's own plain passes (`PlainSteps`), where these are ENOUGH_STEPS. Otherwise it is
         the time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this
         length and was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were
         shared with other requests is compared with nothing.
         """
-        if not self.alone or not self.steps:
+        if not self.plain.alone or not self.steps:
             return 0.0
-        if self.plain_steps >= ENOUGH_STEPS:
-            return self.plain_ms / self.plain_steps
+        if self.plain.n >= ENOUGH_STEPS:
+            return self.plain.ms / self.plain.n
         middle = self.prompt_tokens + self.generated // 2
         if not (measured or curve.plain_steps >= ENOUGH_STEPS) or curve.plain_sd(middle) > LARGEST_ERROR:
             return 0.0

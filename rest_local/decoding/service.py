@@ -47,9 +47,9 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import ChatOptions, Request, RequestOptions
-from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Stream
 from rest_local.errors import QueueFull, ServiceClosed
@@ -66,7 +66,8 @@ log = logging.getLogger("rest_local.service")
 QUEUE = 64
 IDLE_S = 5.0  # without work, after which the engine lets go of memory that it can map again in milliseconds
 IDLE_PART_S = 0.05  # of idle work, before commands are looked at again
-_numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the step that it is meant for
+# Numbers of the steps of every service: an abort must not outlive the step that it is meant for.
+_steps = itertools.count(1)
 T = TypeVar("T")
 Wake = Callable[[bool], None]
 
@@ -75,7 +76,7 @@ class _News:
     """Lets threads wait for news of one request. `wake` is the owner's own notification, called after that."""
 
     def __init__(self, number: int, wake: Wake | None) -> None:
-        self._number, self._wake = number, wake
+        self.number, self._wake = number, wake
         self._changed = threading.Condition()
 
     def wait_for(self, until: Callable[[], bool], timeout: float | None) -> bool:
@@ -90,7 +91,7 @@ class _News:
             try:
                 self._wake(done)
             except Exception:  # the owner's own code: not a reason to end other requests
-                log.exception("request %d: `wake` failed and is not called any more", self._number)
+                log.exception("request %d: `wake` failed and is not called any more", self.number)
                 self._wake = None
 
 
@@ -103,7 +104,7 @@ class Service(Closing):
         self._lock = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
         self._alive: dict[int, RequestState] = {}
-        self._number = 0
+        self._numbers = itertools.count(1)
         self._step = 0  # the current or the last one, or idle work; all states in it are in `_alive`
         self._is_idle = False  # idle work is going on
         self._closing = False
@@ -123,23 +124,21 @@ class Service(Closing):
 
     def submit_all(self, requests: Iterable[Request], wake: Wake | None = None) -> list[Stream]:
         """Queue all of these requests of one client, or none. Otherwise as `submit`."""
-        states: list[RequestState] = []
+        prepared: list[tuple[_News, RequestState]] = []
         try:
             for request in requests:
-                states.append(self.engine.prepare(request))
+                news = _News(next(self._numbers), wake)
+                prepared.append((news, self.engine.prepare(request, news.tell)))
             with self._lock:
-                self._check_room(states[0].request.client if states else "")
-                return [self._queue(state, wake) for state in states]
+                self._check_room(prepared[0][1].request.client if prepared else "")
+                return [self._queue(*each) for each in prepared]
         except BaseException:
-            for state in states:
-                state.chooser.close()
+            for _, state in prepared:
+                state.speculation.verifier.sampler.close()
             raise
 
-    def _queue(self, state: RequestState, wake: Wake | None) -> Stream:
-        self._number += 1
-        news = _News(self._number, wake)
-        state.wake = lambda: news.tell(state.done)
-        self._alive[self._number] = state
+    def _queue(self, news: _News, state: RequestState) -> Stream:
+        self._alive[news.number] = state
         self._command(lambda: None if state.done else self.engine.submit(state))
         return Stream(state, news.wait_for, self._cancel)
 
@@ -177,7 +176,7 @@ class Service(Closing):
     def running(self) -> int:
         """Requests that have a slot."""
         with self._lock:
-            return sum(state.is_admitted and not state.done for state in self._alive.values())
+            return sum(state.text.has_slot and not state.done for state in self._alive.values())
 
     def slots(self) -> list[dict[str, Any]]:
         """By slot: id, state (idle, prefill, running), n_past, and the request it serves."""
@@ -185,8 +184,8 @@ class Service(Closing):
             alive = list(self._alive.items())
         rows = []
         for number, slot in enumerate(self.engine.slots):
-            request, state = next((each for each in alive if each[1].is_in(slot)), (None, None))
-            doing = "idle" if state is None else "prefill" if state.is_prefilling else "running"
+            request, state = next((each for each in alive if each[1].text.is_in(slot)), (None, None))
+            doing = "idle" if state is None else "prefill" if state.text.is_prefilling else "running"
             rows.append({"id": number, "state": doing, "n_past": slot.n_past, "request": request})
         return rows
 
@@ -219,7 +218,7 @@ class Service(Closing):
             raise QueueFull(self._most_waiting)
 
     def _waiting(self) -> list[RequestState]:
-        return [state for state in self._alive.values() if not state.is_admitted and not state.done]
+        return [state for state in self._alive.values() if not state.text.has_slot and not state.done]
 
     def _cancel(self, state: RequestState) -> None:
         state.leave()
@@ -264,7 +263,7 @@ class Service(Closing):
                         self.engine.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()
-                self._step = next(_numbers)
+                self._step = next(_steps)
                 ending = self._closing and not (self._draining and self._alive)
             for command in commands:
                 command()
@@ -276,7 +275,7 @@ class Service(Closing):
 
     def _use_idle_time(self) -> bool:
         """Let the engine do idle work for a moment, without the lock; False where it has none."""
-        self._step, self._is_idle = next(_numbers), True
+        self._step, self._is_idle = next(_steps), True
         self._lock.release()
         try:
             return self.engine.use_idle_time(IDLE_PART_S, self._step)

@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -316,3 +317,39 @@ class Answer:
             drafted_tokens=s.drafted,
             accepted_tokens=s.accepted,
         )
+
+
+class Outbox:
+    """Pieces on their way to the owner of a request. `wake`: called when there are some, and with True at the end."""
+
+    def __init__(self, wake: Callable[[bool], None] | None = None) -> None:
+        self.pieces: deque[Piece] = deque()
+        self.wake: Callable[[bool], None] = wake or (lambda done: None)
+        self._reported, self._since = -1, 0.0  # tokens of the newest report of progress, and when the first one was due
+
+    def begin(self) -> None:
+        """Count the time of progress from now."""
+        self._since = time.perf_counter()
+
+    def report(self, processed: int, statistics: Statistics) -> None:
+        """Put in how much of a prompt is evaluated, unless that was said; at first, what the cells held before."""
+        total, cached, first = statistics.prompt_tokens, statistics.cached_tokens, self._reported < 0
+        processed = cached if first and processed < total else processed
+        # The last token comes with the root.
+        if processed <= self._reported or (processed == total - 1 and not first):
+            return
+        self._reported = processed
+        timings = Timings(cached, processed - cached, 0.0 if first else statistics.prompt_ms)
+        elapsed_ms = 0.0 if first else 1e3 * (time.perf_counter() - self._since)
+        self.put(Piece("", (), (), progress=Progress(total, processed, elapsed_ms, timings)))
+
+    def put(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.wake(False)
+
+    def read(self) -> list[Piece]:
+        """Return what has come since the last call; any thread."""
+        pieces = []
+        while self.pieces:
+            pieces.append(self.pieces.popleft())
+        return pieces

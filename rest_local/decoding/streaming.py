@@ -11,7 +11,7 @@ from typing import Any
 
 from rest_local.chat.tools import AnswerParser
 from rest_local.decoding.chat import Chat
-from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.results import Statistics, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import RestLocalError
@@ -62,7 +62,7 @@ class Stream:
 
     def poll(self) -> list[Piece]:
         """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
-        return self.state.read()
+        return self.state.outbox.read()
 
     def wait(self, timeout: float | None = None) -> Result:
         """Wait for the end. Raises the error that ended the answer, and TimeoutError after `timeout` seconds."""
@@ -83,7 +83,7 @@ class Stream:
                 yield from self.poll()
                 if done:
                     break
-                self._advance(lambda: self.done or self.state.has_news, None)
+                self._advance(lambda: self.done or bool(self.state.outbox.pieces), None)
         finally:
             if not self.done:
                 self.cancel()

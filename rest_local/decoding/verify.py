@@ -22,11 +22,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.decoding.logprobs import TokenLogprobs, among, logprobs_of
 from rest_local.drafting.sources import SOURCE_NUMBER, ForcedText
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import OptionError
 
+# Checking a tree takes at most so long: with an ordinary grammar it is 0.05 ms. Then the other branches are dropped.
+MOST_MS = 1.0
 _MODEL = SOURCE_NUMBER["model"]
+_FIRST = (0,)
+_clock = time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,15 @@ class Relaxed:
         return token
 
 
+class TokenConstraint(Protocol):
+    """`rest_local.grammar.constraint.Constraint`, or a fake of the same behaviour. See there for each member."""
+
+    @property
+    def is_free(self) -> bool: ...
+    def longest(self, tokens: Sequence[int]) -> int: ...
+    def forced(self, most: int, path: Sequence[int] = ()) -> ForcedText | None: ...
+
+
 class Chooser(Protocol):
     """The sampler: `rest_local.llama.sampler.Sampler`, or a fake. Closed when the request is done."""
 
@@ -92,10 +106,20 @@ class Chooser(Protocol):
 
 
 class Verdict(NamedTuple):
-    """`path`: accepted nodes from the root down; `tokens`: theirs and then the model's own, len(path) + 1."""
+    """What the model says to a tree.
+
+    path            accepted nodes from the root down
+    tokens          theirs and then the model's own, len(path) + 1
+    rows            the row of logits that each token was chosen from
+    relaxed         places of the tokens that passed only because verification is relaxed
+    after_sampling  probabilities that the samplers left, where the request wants them
+    """
 
     path: list[int]
     tokens: list[int]
+    rows: Sequence[int] = ()
+    relaxed: Sequence[int] = ()
+    after_sampling: list[TokenLogprobs] | None = None
 
 
 def verify(tree: DraftTree, choose: Callable[[int], int], ends: Callable[[int], bool]) -> Verdict:
@@ -120,7 +144,7 @@ def verify_chain(
     if not chain.token:
         token = chooser.sample(logits[0])
         chooser.accept(token)
-        return Verdict([], [token])
+        return Verdict([], [token], _FIRST)
     tokens: list[int] = []
     drafted = [*chain.token, None]
     for row, right in zip(logits, drafted, strict=True):
@@ -129,21 +153,72 @@ def verify_chain(
         tokens.append(token)
         if token != right or ends(token):
             break
-    return Verdict(list(range(len(tokens) - 1)), tokens)
+    return Verdict(list(range(len(tokens) - 1)), tokens, range(len(tokens)))
 
 
-MOST_MS = 1.0
-"""For one tree. An ordinary grammar takes 0.05 ms; after this time, branches that were not checked are dropped."""
-_clock = time.perf_counter
+class Verifier:
+    """Chooses the tokens of one request: its sampler, its constraint, the rule of relaxed verification.
 
+    ends         whether nothing follows a token
+    relaxed      the rule by which a retrieved token can replace the sampled one; None: never
+    constraint   nodes that it forbids are never submitted; None: there is none
+    n_logprobs   how many of the likeliest tokens are reported for each token; None: no log-probabilities
+    remaining    what the samplers left of the last row, where probabilities after them are reported
+    """
 
-class TokenConstraint(Protocol):
-    """`rest_local.grammar.constraint.Constraint`, or a fake of the same behaviour. See there for each member."""
+    def __init__(
+        self,
+        sampler: Chooser,
+        ends: Callable[[int], bool],
+        *,
+        relaxed: Relaxed | None = None,
+        constraint: TokenConstraint | None = None,
+        n_logprobs: int | None = None,
+        remaining: Callable[[], list[tuple[int, float]]] | None = None,
+    ) -> None:
+        self.sampler, self.ends, self.relaxed, self.constraint = sampler, ends, relaxed, constraint
+        self.n_logprobs = n_logprobs
+        self._remaining = remaining
 
     @property
-    def is_free(self) -> bool: ...
-    def longest(self, tokens: Sequence[int]) -> int: ...
-    def forced(self, most: int, path: Sequence[int] = ()) -> ForcedText | None: ...
+    def is_plain(self) -> bool:
+        """Return True if a token depends on its row of logits alone, and nothing is reported of that row."""
+        return self.constraint is None and self.relaxed is None and self.n_logprobs is None
+
+    def verify(self, tree: DraftTree, layout: Layout | None, rows: NDArray[np.float32]) -> Verdict:
+        """Walk a tree whose rows are the root's and then those of the nodes in the order of `layout`."""
+        if tree.n_leaves <= 1 and self.relaxed is None and self._remaining is None:
+            return verify_chain(tree, rows, self.sampler, self.ends)
+        order = layout.order if layout else []
+        visited: list[int] = []
+        relaxed: list[int] = []
+        left: list[TokenLogprobs] = []
+
+        def choose(node: int) -> int:
+            place = 0 if node == ROOT else 1 + order.index(node)
+            row = rows[place]
+            token = chosen = self.sampler.sample(row)
+            if self.relaxed is not None:
+                chosen = self.relaxed.relax(token, tree, node, row, self.ends)
+                if chosen != token:
+                    relaxed.append(len(visited))
+            if self._remaining is not None:
+                left.append(among(self._remaining(), chosen, self.n_logprobs or 0))
+            self.sampler.accept(chosen)
+            visited.append(place)
+            return chosen
+
+        path, tokens, *_ = verify(tree, choose, self.ends)
+        return Verdict(path, tokens, visited, relaxed, None if self._remaining is None else left)
+
+    def logprobs(self, verdict: Verdict, rows: Sequence[NDArray[np.float32]]) -> list[TokenLogprobs]:
+        """Return the log-probabilities of the tokens of a step from their rows; nothing where they are not wanted."""
+        top = self.n_logprobs
+        if top is None:
+            return []
+        if verdict.after_sampling is not None:
+            return verdict.after_sampling
+        return [logprobs_of(row, token, top) for row, token in zip(rows, verdict.tokens, strict=True)]
 
 
 def prune(tree: DraftTree, constraint: TokenConstraint) -> DraftTree:

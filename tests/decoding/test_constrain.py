@@ -132,8 +132,8 @@ class Watched(FakeBackend):
     submitted = 0
 
     def decode(self) -> int:
-        if constraint := self.task.sequence._constraint:
-            tree = self.task.sequence.tree
+        if constraint := self.task.sequence.speculation.verifier.constraint:
+            tree = self.task.sequence.speculation.tree
             assert prune(tree, constraint) is tree
             self.submitted += len(tree)
         return super().decode()

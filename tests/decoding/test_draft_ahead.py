@@ -16,8 +16,9 @@ from support.fake_sequences import run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen
 from support.prices import FLAT
 
-from rest_local.decoding.forward import Forward, Pass
-from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.core import Pass, RequestState
+from rest_local.decoding.forward import Forward
+from rest_local.decoding.speculation import Speculation
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import SourceRows, Sources
 from rest_local.drafting.tree import ROOT, Draft
@@ -137,7 +138,7 @@ def in_any_time(forward: Forward, at_work: Pass) -> list[tuple[RequestState, Exc
     """Draft ahead as `Forward.draft_ahead` does, however long the pass takes."""
     for state in at_work.running:
         if not state.done and not at_work.parts:
-            state.draft_ahead()
+            state.speculation.draft_ahead(state.answer.left)
     return []
 
 
@@ -145,7 +146,7 @@ def answers(prompts: list[list[int]], ahead: bool, seeds: bool, n: int, monkeypa
     """Return what was said, drafted and learned."""
     with monkeypatch.context() as patch:
         if not ahead:
-            patch.setattr(RequestState, "draft_ahead", lambda state: None)
+            patch.setattr(Speculation, "draft_ahead", lambda steps, left: None)
         patch.setattr(Forward, "draft_ahead", in_any_time)
         patch.setattr("time.perf_counter", iter(np.arange(1e6) * 1e-6).__next__)
         policy = Recorder(FLAT)
@@ -235,14 +236,14 @@ class AllowsAll:
         return None
 
 
-@pytest.mark.parametrize("rule", ["_relaxed", "_constraint"])
+@pytest.mark.parametrize("rule", ["relaxed", "constraint"])
 def test_relaxed_verification_and_a_grammar_draft_nothing_ahead(rule: str) -> None:
     """What they accept depends on more than the draft, so no outcome is assumed."""
     device = FakeDevice(n_ctx=512, n_slots=1)
     (prompt,) = long_prompts(1, False)
     expected = said(prompt, 40, None)
     request = sequence_of(device, prompt, 40, None, Sources([], 256), Failing(FLAT), prediction=expected)
-    setattr(request, rule, {"_relaxed": Relaxed(1, 1.0), "_constraint": AllowsAll()}[rule])
+    setattr(request.speculation.verifier, rule, {"relaxed": Relaxed(1, 1.0), "constraint": AllowsAll()}[rule])
     run(scheduler_of(device, capability=SHORT, overlaps=True), [request])
     assert request.error is None
     assert request.result.tokens == expected

@@ -1,7 +1,6 @@
 """Many requests at once with the demo model: every one is answered, in any order, and one that fails ends alone."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from support.prices import FixedCurve
 from support.toy import demo_model
 
 from rest_local.decoding.batch import Batch, best_width
+from rest_local.decoding.core import Pass
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.errors import PromptEmpty, PromptTooLong
@@ -69,27 +69,27 @@ def test_requests_are_taken_as_slots_become_free_and_an_iterator_that_is_left_fr
 def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: Engine) -> None:
     """No reader waits for the next token, so no prompt is cut into parts."""
     scheduler, evaluated = engine.context.scheduler, []
-    real, before = scheduler.forward.begin, scheduler.stall_ms
+    real, before = scheduler.forward.submit, scheduler.prefill.stall_ms
 
-    def begin(running: Any, parts: Any, *more: Any) -> Any:
-        if running:
-            evaluated.extend(sequence for sequence, _ in parts)
-        return real(running, parts, *more)
+    def submit(at_work: Pass) -> None:
+        if at_work.running:
+            evaluated.extend(sequence for sequence, _ in at_work.parts)
+        real(at_work)
 
     engine.forget()
-    scheduler.forward.begin = begin  # type: ignore[method-assign]
+    scheduler.forward.submit = submit  # type: ignore[method-assign]
     try:
         requests = [Request([7 + n, *([5] * 60)], max_tokens=4 + 3 * n, ignore_end=True) for n in range(9)]
         answers = engine.batch(requests)
         next(answers)
-        assert scheduler.stall_ms > 1e6
+        assert scheduler.prefill.stall_ms > 1e6
         for _ in answers:
             pass
     finally:
-        scheduler.forward.begin = real  # type: ignore[method-assign]
+        scheduler.forward.submit = real  # type: ignore[method-assign]
     assert evaluated
     assert len({id(sequence) for sequence in evaluated}) == len(evaluated)
-    assert scheduler.stall_ms == before
+    assert scheduler.prefill.stall_ms == before
 
 
 def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:

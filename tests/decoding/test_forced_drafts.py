@@ -82,14 +82,14 @@ def generate(
         )
         task.evaluate([5, 6, 7])
         said = 0
-        while said < n and not (said and vocabulary.is_end(task.sequence.tokens[-1])):
+        while said < n and not (said and vocabulary.is_end(task.sequence.text.tokens[-1])):
             said += len(task.step(n - said).tokens)
             watch(task)
     return task
 
 
 def answer_of(task: Alone) -> list[int]:
-    return task.sequence.tokens[3:]
+    return task.sequence.text.tokens[3:]
 
 
 class Babble(Silent):
@@ -198,10 +198,10 @@ def test_a_rejected_draft_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
 
         def watch(task: Alone) -> None:
             nonlocal rejected
-            constraint, tree = task.sequence._constraint, task.sequence.tree
+            constraint, tree = task.sequence.speculation.verifier.constraint, task.sequence.speculation.tree
             assert constraint is not None
             found = constraint.forced(32)
-            rejected += len(tree) > 0 and task.sequence.tokens[-1] not in tree.token
+            rejected += len(tree) > 0 and task.sequence.text.tokens[-1] not in tree.token
             seen.append((answer_of(task), found.text if found else b""))  # noqa: B023
 
         generate(vocabulary, Sampling(grammar=grammar, temperature=1.0, seed=seed), TREE, seed=seed, watch=watch)

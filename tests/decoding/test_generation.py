@@ -12,6 +12,7 @@ from support.fake_sequences import TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 from support.prices import FLAT
 
+from rest_local.decoding.core import Pass
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.errors import PromptEmpty, PromptTooLong
@@ -52,7 +53,7 @@ def test_sampled_frequencies_are_the_models_own() -> None:
     for _ in range(1_500):
         counts[task.step(2).tokens[0]] += 1
         task.slot.rewind(2)
-        del task.sequence.tokens[3:]
+        del task.sequence.text.tokens[3:]
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
     expected = 1_500 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
@@ -116,9 +117,9 @@ def test_a_draft_is_never_longer_than_the_room_in_the_context() -> None:
     task.evaluate(list(range(1, 11)))
     while task.room > 1:
         task.sequence.answer.left = 1000
-        task.forward.draft(task.forward.begin([task.sequence]))
-        assert len(task.sequence.tree) < task.room
-        task.sequence.tokens.append(0)  # One more token seems to be committed.
+        task.forward.draft(Pass([task.sequence]))
+        assert len(task.sequence.speculation.tree) < task.room
+        task.sequence.text.extend([0])  # One more token seems to be committed.
         task.slot.n_past += 1
     assert all(limit <= room - 1 for limit, room in limits)
     assert min(limit for limit, _ in limits) <= 1
@@ -219,7 +220,7 @@ def test_what_drafting_took_is_the_lookups_or_the_drafts(
     """
     ticks = count()
     monkeypatch.setattr(
-        "rest_local.decoding.request_state.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
+        "rest_local.decoding.speculation.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
     )
     monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: 0.0))
     clerk = Clerk(drafted, lookup_us)

@@ -154,12 +154,12 @@ def test_after_an_image_whose_request_is_cancelled_passes_teach_what_they_cost_a
     tokens, images = prompt(engine, "what is {}? ", 1)
     seeing = engine.prepare(engine.request(tokens, images=images, max_tokens=5))
     engine.submit(seeing)
-    while not scheduler.was_image:
+    while not scheduler.prefill.was_image:
         engine.step()
     engine.cancel(seeing)
     engine.submit(other)
     engine.step()
-    assert not scheduler.was_image
+    assert not scheduler.prefill.was_image
     engine.cancel(other)
 
 

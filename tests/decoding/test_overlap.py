@@ -18,12 +18,12 @@ from support.fake_sequences import check_cells, prompts_of, run, said, scheduler
 from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.following import DatastoreSwap
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request import Request
-from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Piece, Result
@@ -39,11 +39,11 @@ class Reader:
         self.pieces: list[Piece] = []
         self.woken: list[bool] = []
         self._job, self._device = sequence, device
-        sequence.wake = self._wake
+        sequence.outbox.wake = self._wake
 
-    def _wake(self) -> None:
+    def _wake(self, done: bool) -> None:
         self.woken.append(self._device.under_way)
-        self.pieces += self._job.read()
+        self.pieces += self._job.outbox.read()
 
     def check(self) -> None:
         """Check that everything was read once, in order."""
@@ -161,9 +161,9 @@ def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None
     sequences = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
     readers = [Reader(sequence, device) for sequence in sequences]
     submit_all(scheduler, sequences)
-    while sequences[1] not in scheduler.waiting or not sequences[1].has_begun:
+    while sequences[1] not in scheduler.queue.waiting or sequences[1].speculation.sources is None:
         scheduler.step()
-    assert len(sequences[1].tokens) - len(asked[1]) == len(sequences[1].result.tokens) > 0
+    assert len(sequences[1].text.tokens) - len(asked[1]) == len(sequences[1].result.tokens) > 0
     run(scheduler, [])
     for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
         assert sequence.result.tokens == said(prompt, 40, Draws(n + 3))
@@ -280,8 +280,8 @@ def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.Monk
     while not sequence.done:
         scheduler.step()
         if not sequence.done:
-            assert sequence.has_begun
-            missing.append(len(sequence.tokens) - len(sequence.request.prompt) - len(sequence.result.tokens))
+            assert sequence.speculation.sources is not None
+            missing.append(len(sequence.text.tokens) - len(sequence.request.prompt) - len(sequence.result.tokens))
     assert set(missing[1:]) == {1 if wait > 1.0 else 0}
     assert sequence.result.tokens == said([1, 2], 10, Draws(5))
 

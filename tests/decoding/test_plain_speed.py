@@ -9,7 +9,7 @@ from support.fake_sequences import prompts_of, scheduler_of, sequence_of, submit
 from support.fake_sources import Fortune
 
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
-from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.results import ENOUGH_STEPS
 from rest_local.drafting.sources import SourceRows
 from rest_local.planning.auto import Auto
@@ -29,7 +29,7 @@ class Machine(FakeBackend):
         self._size, self._dearer, noise = 0, dearer, 0.1
         self.now, self._noise, self._random = 0.0, noise, random.Random(1)
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        for module in ("forward", "scheduler", "request_state", "stream"):
+        for module in ("forward", "scheduler", "core", "speculation", "stream"):
             monkeypatch.setattr(f"rest_local.decoding.{module}.time", clock)
 
     def decode(self) -> int:
@@ -84,7 +84,7 @@ def test_a_fresh_answer_says_nothing_or_is_right_within_a_tenth(
         sequence = decoded(machine, curve, n, truth)
         statistics = sequence.statistics
         stated = statistics.plain_step_ms(curve, measured=False)
-        if statistics.plain_steps < ENOUGH_STEPS and curve.plain_steps < ENOUGH_STEPS:
+        if statistics.plain.n < ENOUGH_STEPS and curve.plain_steps < ENOUGH_STEPS:
             assert stated == 0.0
         if stated:
             known += 1
@@ -96,7 +96,7 @@ def test_plain_steps_after_drafts_do_not_make_plain_decoding_look_slow(monkeypat
     machine, curve = Machine(monkeypatch, dearer=2.0), estimate()
     plain = decoded(machine, curve, 320).result.timings.predicted_ms
     statistics = decoded(machine, curve, 320, 0.6).statistics
-    assert statistics.plain_steps >= ENOUGH_STEPS
+    assert statistics.plain.n >= ENOUGH_STEPS
     assert 320 * statistics.plain_step_ms(curve, measured=False) == pytest.approx(plain, rel=0.1)
 
 
@@ -105,7 +105,7 @@ def test_a_curve_that_was_measured_is_believed_from_the_first_answer(monkeypatch
     curve = CostCurve.from_points([0, 2048], SIZES, [[(10.5 + 1.5 * n) * (1 + k) for n in SIZES] for k in (0, 0.4)])
     plain = decoded(machine, curve, 60).result.timings.predicted_ms
     statistics = decoded(machine, curve, 60, 0.9).statistics
-    assert statistics.plain_steps < ENOUGH_STEPS
+    assert statistics.plain.n < ENOUGH_STEPS
     assert statistics.plain_step_ms(curve, measured=False) == 0.0
     assert 60 * statistics.plain_step_ms(curve, measured=True) == pytest.approx(plain, rel=0.15)
     far = statistics.plain_step_ms(estimate(), measured=True)
@@ -119,5 +119,5 @@ def test_requests_that_share_their_passes_are_not_compared(monkeypatch: pytest.M
     submit_all(scheduler, sequences)
     while scheduler.busy:
         scheduler.step()
-    assert [sequence.statistics.plain_steps for sequence in sequences] == [49, 49]
+    assert [sequence.statistics.plain.n for sequence in sequences] == [49, 49]
     assert [sequence.statistics.plain_step_ms(curve, measured=True) for sequence in sequences] == [0.0, 0.0]

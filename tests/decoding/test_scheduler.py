@@ -29,9 +29,10 @@ from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.logprobs import logprobs_of
-from rest_local.decoding.request_state import RequestState
-from rest_local.decoding.scheduler import LEAST_PART, Scheduler
+from rest_local.decoding.prefill import LEAST_PART
+from rest_local.decoding.scheduler import Scheduler
 from rest_local.errors import DecodeFailed, Unexpected
 from rest_local.kv_cache.backend import Capability
 from rest_local.planning.auto import Auto
@@ -65,8 +66,8 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     for seed, (prompt, sequence) in enumerate(zip(asked, sequences, strict=True)):
         assert sequence.result.tokens == said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
         assert sequence.error is None
-        assert isinstance(sequence.chooser, Owned)
-        assert sequence.chooser.closed == 1
+        assert isinstance(sequence.speculation.verifier.sampler, Owned)
+        assert sequence.speculation.verifier.sampler.closed == 1
     if keep:
         assert sum(sequence.statistics.cached_tokens for sequence in sequences) >= 20
     else:
@@ -152,7 +153,7 @@ def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
     system = prompts_of(1, 200)[0] * 3
     first = sequence_of(backend, [*system, 1], 60)
     scheduler.submit(first)
-    while first.is_prefilling or not first.is_admitted:
+    while first.text.is_prefilling or not first.text.has_slot:
         scheduler.step()
     before = backend.evaluated
     others = [sequence_of(backend, [*system, n, n], 5) for n in range(2, 5)]
@@ -279,7 +280,7 @@ def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
     scheduler.submit(sequence_of(backend, [5] * 600, 5, policy=policy))
     scheduler.step()
     assert (curve.ms == before).all()
-    while scheduler.admitted[-1].is_prefilling:
+    while scheduler.queue.admitted[-1].text.is_prefilling:
         scheduler.step()
     for _ in range(20):
         scheduler.step()
@@ -304,7 +305,7 @@ def test_two_long_prompts_take_turns() -> None:
     submit_all(scheduler, sequences)
     for _ in range(8):
         scheduler.step()
-    left = [sequence.n_pending for sequence in sequences if sequence.is_admitted]
+    left = [sequence.text.n_pending for sequence in sequences if sequence.text.has_slot]
     assert max(left) - min(left) <= 64
 
 
@@ -475,11 +476,11 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def cells_at_work_are_counted(self) -> None:
         """Check that each cell counts once, shared or not, and that those to come count."""
-        at_work = [sequence for sequence in self.scheduler.admitted if sequence.is_admitted]
-        ids = sum((1 << each.slot.branches.n) - 1 << each.slot.branches.first_id for each in at_work)
+        at_work = [sequence for sequence in self.scheduler.queue.admitted if sequence.text.has_slot]
+        ids = sum((1 << each.text.slot.branches.n) - 1 << each.text.slot.branches.first_id for each in at_work)
         held = sum(bool(cell.mask & ids) for cell in self.backend.cells)
-        to_come = sum(sequence.n_pending + 1 + sequence.slot.n_again for sequence in at_work)
-        assert self.scheduler.cells_in_use() == held + to_come
+        to_come = sum(sequence.text.n_pending + 1 + sequence.text.slot.n_again for sequence in at_work)
+        assert self.scheduler.queue.cells_in_use() == held + to_come
 
     @invariant()
     def answers_are_right(self) -> None:
@@ -634,7 +635,7 @@ def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
     submit_all(scheduler, later)
     for _ in range(10):
         scheduler.step()
-    assert len(scheduler.admitted) == n_slots
+    assert len(scheduler.queue.admitted) == n_slots
     before = [len(sequence.result.tokens) for sequence in later]
     one = sequence_of(backend, prompts[0], 30)
     scheduler.submit(one)
@@ -653,7 +654,7 @@ def test_a_request_in_the_background_takes_no_slot_while_others_run() -> None:
     for sequence in (one, later):
         scheduler.submit(sequence)
     while not one.done:
-        assert later not in scheduler.admitted
+        assert later not in scheduler.queue.admitted
         scheduler.step()
     run(scheduler, [])
     assert later.done
@@ -684,10 +685,10 @@ def test_requests_in_the_background_keep_cells_that_others_do_not_need() -> None
     submit_all(scheduler, later)
     while not all(each.answer.begun for each in later):
         scheduler.step()
-    held = [each.slot.n_past for each in later]
+    held = [each.text.slot.n_past for each in later]
     submit_all(scheduler, [sequence_of(backend, [3, 4, 5] * 100, 5) for _ in range(2)])
     scheduler.step()
-    assert [each.slot.n_past for each in later if each.is_admitted] == held
+    assert [each.text.slot.n_past for each in later if each.text.has_slot] == held
     run(scheduler, [])
 
 
@@ -701,4 +702,4 @@ def test_a_prompt_does_not_wait_for_one_in_the_background_that_begins_alike() ->
     one = sequence_of(backend, [*long, 2], 5)
     scheduler.submit(one)
     scheduler.step()
-    assert one in scheduler.admitted
+    assert one in scheduler.queue.admitted

@@ -12,8 +12,9 @@ from support.fake_sources import Keen, fortune
 from support.prices import FLAT, FixedCurve
 
 from rest_local.calibration.cost import CostCurve
+from rest_local.decoding import queue
 from rest_local.decoding import scheduler as scheduling
-from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.core import RequestState, Slot
 from rest_local.decoding.results import Totals
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.drafting.sources import Sources
@@ -32,7 +33,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(scheduling, "time", SimpleNamespace(**{**vars(time), "perf_counter": lambda: clock.now}))
+    for module in (queue, scheduling):
+        monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), "perf_counter": lambda: clock.now}))
     return clock
 
 
@@ -53,11 +55,11 @@ def order(scheduler: Scheduler, sequences: list[RequestState]) -> str:
     """Return the clients in the order in which their requests got slots."""
     found: list[RequestState] = []
     for _ in range(1000):
-        found += [each for each in scheduler.admitted if each not in found]
+        found += [each for each in scheduler.queue.admitted if each not in found]
         if not scheduler.busy:
             break
         scheduler.step()
-        found += [each for each in sequences if each.has_begun and each not in found]
+        found += [each for each in sequences if each.speculation.sources is not None and each not in found]
     assert all(each.done for each in sequences)
     return "".join(each.request.client for each in found)
 
@@ -84,12 +86,12 @@ def test_a_free_slot_goes_to_the_client_that_has_the_fewest() -> None:
     submit(scheduler, backend, "a" * 12)
     scheduler.step()
     late = submit(scheduler, backend, "bb", 20)
-    assert Counter(each.request.client for each in scheduler.admitted) == {"a": 4}
-    while not late[1].has_begun:
+    assert Counter(each.request.client for each in scheduler.queue.admitted) == {"a": 4}
+    while not late[1].speculation.sources:
         scheduler.step()
-        held = Counter(each.request.client for each in scheduler.admitted)
+        held = Counter(each.request.client for each in scheduler.queue.admitted)
         assert held["b"] == 2 or held["a"] + held["b"] <= 4
-    assert len([each for each in scheduler.waiting if each.request.client == "a"]) >= 6
+    assert len([each for each in scheduler.queue.waiting if each.request.client == "a"]) >= 6
 
 
 def test_a_client_that_holds_a_slot_comes_after_one_that_has_none() -> None:
@@ -106,7 +108,7 @@ def test_a_client_that_holds_a_slot_comes_after_one_that_has_none() -> None:
     while not short.done:
         scheduler.step()
     scheduler.step()
-    assert scheduler.admitted == [long, first_of_b]
+    assert scheduler.queue.admitted == [long, first_of_b]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -121,7 +123,7 @@ def test_no_slot_is_given_up_for_a_client_that_has_one(clock: Clock, background:
     clock.now = 1000.0
     for _ in range(5):
         scheduler.step()
-        assert scheduler.admitted == [*many[:2], few[0]]
+        assert scheduler.queue.admitted == [*many[:2], few[0]]
 
 
 def test_rounds_of_clients_that_are_gone_are_forgotten() -> None:
@@ -129,7 +131,7 @@ def test_rounds_of_clients_that_are_gone_are_forgotten() -> None:
     scheduler = scheduler_of(backend, SLOPE)
     for n in range(30):
         run(scheduler, [of(backend, f"client {n}", TEXTS[n], 1)])
-    assert len(scheduler._rounds) <= 1
+    assert len(scheduler.queue._rounds) <= 1
 
 
 def test_a_client_without_a_slot_gets_one_of_another_that_has_several(clock: Clock) -> None:
@@ -142,18 +144,18 @@ def test_a_client_without_a_slot_gets_one_of_another_that_has_several(clock: Clo
     submit_all(scheduler, many)
     scheduler.step()
     scheduler.step()
-    scheduler._part_ms = 1.0
+    scheduler.prefill.learn(16, 16.0, others=False, n_decodes=1)
     submit_all(scheduler, few)
     clock.now = 0.035
     scheduler.step()
-    assert scheduler.admitted == many, "its 40 tokens take longer than that"
+    assert scheduler.queue.admitted == many, "its 40 tokens take longer than that"
     clock.now = 0.045
     scheduler.step()
-    assert scheduler.admitted == [many[0], few[0]]
-    assert list(scheduler.waiting) == [many[1], few[1]]
+    assert scheduler.queue.admitted == [many[0], few[0]]
+    assert list(scheduler.queue.waiting) == [many[1], few[1]]
     clock.now = 1000.0
     scheduler.step()
-    assert scheduler.admitted == [many[0], few[0]], "each has its share"
+    assert scheduler.queue.admitted == [many[0], few[0]], "each has its share"
     run(scheduler, [])
     for text, sequence in zip(texts, [*many, *few], strict=True):
         assert sequence.result.tokens == said(text, len(sequence.result.tokens))
@@ -170,7 +172,7 @@ def test_no_slot_is_given_up_for_a_text_that_has_no_room(clock: Clock) -> None:
     large = of(backend, "b", [3] * 100, 5)
     scheduler.submit(large)
     scheduler.step()
-    assert scheduler.admitted == many
+    assert scheduler.queue.admitted == many
     run(scheduler, [])
     assert large.result.tokens == said([3] * 100, 5)
 
@@ -202,7 +204,7 @@ def test_a_user_does_not_wait_for_a_prompt_of_another_that_begins_alike() -> Non
     sequences = [sequence_of(backend, [*text, n], 5, owner=owner) for n, owner in enumerate(("one", "two", "one"))]
     submit_all(scheduler, sequences)
     scheduler.step()
-    assert scheduler.admitted == sequences[:2]
+    assert scheduler.queue.admitted == sequences[:2]
     while not all(sequence.done for sequence in sequences):
         scheduler.step()
         check_cells(scheduler)
@@ -248,16 +250,16 @@ def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None
     owner = sequence_of(backend, [*system, 5], 30, ignore_end=True)
     sharers = [sequence_of(backend, [*system, n], 60) for n in (6, 7)]
     scheduler.submit(owner)
-    while owner.is_prefilling or not owner.is_admitted:
+    while owner.text.is_prefilling or not owner.text.has_slot:
         scheduler.step()
     submit_all(scheduler, sharers)
     scheduler.step()
-    together = scheduler.cells_in_use()
+    together = scheduler.queue.cells_in_use()
     assert len(system) + 3 <= together < len(system) + 20  # what is shared once, not once for each
     scheduler.cancel(owner)
     scheduler.slots.evict()
-    assert scheduler.cells_in_use() > len(system)
-    assert scheduler.cells_in_use() == len(backend.cells) + len(sharers)
+    assert scheduler.queue.cells_in_use() > len(system)
+    assert scheduler.queue.cells_in_use() == len(backend.cells) + len(sharers)
     check_cells(scheduler)
 
 
@@ -272,7 +274,7 @@ def test_a_kept_beginning_takes_cells_as_well() -> None:
     scheduler.submit(second)
     while not first.done:
         scheduler.step()
-        assert not second.has_begun or first.done  # it would only be sent back
+        assert second.speculation.sources is None or first.done  # it would only be sent back
     run(scheduler, [])
     assert second.statistics.cached_tokens >= 95
     assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
@@ -294,7 +296,7 @@ def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkey
         scheduler.submit(sequence)
     while not first.done:
         scheduler.step()
-        assert not second.is_admitted or first.done
+        assert not second.text.has_slot or first.done
     assert len(first.result.tokens) > 20
     assert len(compared) <= 3
     run(scheduler, [])
@@ -309,10 +311,14 @@ def test_a_sequence_without_a_slot_has_no_text_in_a_draft_model() -> None:
     text = SimpleNamespace(restart=lambda tokens, n: None, rewind=lambda n: None)
     slot.draft_text = text  # type: ignore[assignment]
     sequence = sequence_of(backend, [1] * 10, 5)
-    sequence.admit(slot)
-    assert sequence.sources.draft_text is text
-    sequence.release()
-    assert sequence.sources.draft_text is None
+    scheduler.submit(sequence)
+    scheduler.step()
+    assert sequence.text.is_in(slot)
+    sources = sequence.speculation.sources
+    assert sources is not None
+    assert sources.draft_text is text
+    scheduler.cancel(sequence)
+    assert sources.draft_text is None
 
 
 def test_a_context_shift_goes_on_following_the_prediction() -> None:
@@ -334,22 +340,38 @@ def test_a_context_shift_goes_on_following_the_prediction() -> None:
     assert with_it.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said
 
 
+class TenTokens:
+    """Puts ten tokens into a slot, five at a time."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def advance(self, seconds: float, patient: bool) -> bool:
+        self._slot.n_past += 5
+        return self._slot.n_past == 10
+
+    def end(self) -> None: ...
+
+
 @pytest.mark.parametrize("paused", [False, True])
-def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(paused: bool) -> None:
+def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(
+    paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a pause it is text that was evaluated before."""
     backend = FakeBackend(n_slots=2)
-    slots = scheduler_of(backend).slots.slots
+    slots = scheduler_of(backend).slots
+    first, second = slots.slots
     sequence = sequence_of(backend, [1] * 40, 5)
-    sequence.admit(slots[0])
     if paused:
-        assert sequence.release() is slots[0]
-        sequence.admit(slots[1])
-    sequence.slot.n_past = 10
-    sequence._note_restored(1000.0)
-    sequence._note_restored(0.0)
-    statistics = sequence.statistics
+        sequence.admit(first)
+        assert sequence.text.leave() is first
+    monkeypatch.setattr("rest_local.decoding.text.begin_restoring", lambda slots, slot: TenTokens(slot))
+    sequence.admit(second, slots)
+    statistics, before = sequence.statistics, sequence.statistics.prompt_ms
+    while sequence.text.is_restoring:
+        sequence.restore(1.0, patient=True)
     assert statistics.cached_tokens == (0 if paused else 10)
-    assert (statistics.prompt_ms > 1e6) != paused
+    assert (statistics.prompt_ms == before) == paused
 
 
 class Timed(FakeBackend):
@@ -371,7 +393,7 @@ def test_parts_of_prompts_go_by_the_speed_of_the_newest_whatever_the_curve_says(
 ) -> None:
     backend = Timed(clock, n_ctx=2048, n_batch=128, n_slots=2)
     scheduler = scheduler_of(backend, CostCurve.from_points([0], [1, 64], [[per_token_ms, 64 * per_token_ms]]))
-    scheduler.stall_ms = 400.0
+    scheduler.prefill.stall_ms = 400.0
     scheduler.submit(sequence_of(backend, [1, 2, 3], 100))
     scheduler.step()
     scheduler.step()

@@ -11,8 +11,8 @@ from support.fake_sequences import ask, check_cells, check_said, run, said, sche
 from support.fake_sources import Keen, fortune
 from support.prices import FLAT
 
+from rest_local.decoding.core import RequestState
 from rest_local.decoding.forward import ABORTED
-from rest_local.decoding.request_state import RequestState
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import Growth
 from rest_local.errors import GenerationError
@@ -103,7 +103,7 @@ def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> N
     young = sequence_of(backend, [2] * 20, 60, Draws(4), seconds=5.0)
     scheduler.submit(old)
     scheduler.submit(young)
-    while young not in scheduler.waiting or not young.result.tokens:
+    while young not in scheduler.queue.waiting or not young.result.tokens:
         scheduler.step()
         assert not young.done
     n_said = len(young.result.tokens)
@@ -128,19 +128,18 @@ def test_idle_slots_go_before_drafts_do() -> None:
 
 
 BREAKS: dict[str, Callable[[RequestState], tuple[object, str]]] = {
-    "admit": lambda sequence: (sequence.sources, "restart"),
-    "draft": lambda sequence: (sequence.policy, "draft"),
-    "prune": lambda sequence: (sequence, "prune"),
-    "choose": lambda sequence: (sequence.chooser, "sample"),
-    "learn": lambda sequence: (sequence.policy, "learn"),
-    "checkpoint": lambda sequence: (sequence.slot.checkpoints, "keep"),
+    "draft": lambda sequence: (sequence.speculation.policy, "draft"),
+    "prune": lambda sequence: (sequence.speculation, "prune"),
+    "choose": lambda sequence: (sequence.speculation.verifier.sampler, "sample"),
+    "learn": lambda sequence: (sequence.speculation.policy, "learn"),
+    "checkpoint": lambda sequence: (sequence.text.slot.checkpoints, "keep"),
     "tell": lambda sequence: (sequence.answer, "take"),
-    "end": lambda sequence: (sequence.chooser, "close"),
+    "end": lambda sequence: (sequence.speculation.verifier.sampler, "close"),
 }
 
 
 @pytest.mark.parametrize("call", [1, 3])
-@pytest.mark.parametrize("place", BREAKS)
+@pytest.mark.parametrize("place", ["admit", *BREAKS])
 def test_an_unexpected_fault_ends_only_its_own_request(
     place: str, call: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,12 +147,10 @@ def test_an_unexpected_fault_ends_only_its_own_request(
     backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[n] * 40 for n in range(6)]
-    sequences = [sequence_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
-    calls, connect = [], sequences[1]._connect
+    calls, sources = [], fortune("bush")
 
     def breaking(slot: Slot) -> Lookup:
-        sequences[1]._sources = connect(slot)
-        where, name = BREAKS[place](sequences[1])
+        where, name = (sources, "restart") if place == "admit" else BREAKS[place](sequences[1])
         whole = getattr(where, name)
 
         def breaks(*arguments: Any, **options: Any) -> Any:
@@ -163,9 +160,12 @@ def test_an_unexpected_fault_ends_only_its_own_request(
             return whole(*arguments, **options)
 
         monkeypatch.setattr(where, name, breaks)
-        return sequences[1].sources
+        return sources
 
-    monkeypatch.setattr(sequences[1], "_connect", breaking)
+    sequences = [
+        sequence_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT), connect=breaking if n == 1 else None)
+        for n, prompt in enumerate(asked)
+    ]
     run(scheduler, sequences)
     for n, (prompt, sequence) in enumerate(zip(asked, sequences, strict=True)):
         if n != 1:
@@ -210,7 +210,7 @@ def test_recurrent_state_of_a_pass_that_was_broken_off_is_not_trusted(waits: boo
     scheduler = scheduler_of(backend, capability=Capability("chain", "fake", 16, shares=False))
     sequence = sequence_of(backend, [1, 2, 3] * 7, 12)
     scheduler.submit(sequence)
-    while len(sequence.tokens) < 24:
+    while len(sequence.text.tokens) < 24:
         scheduler.step()
     assert backend.restored == []
     backend.failures[backend.calls + 1] = ABORTED
@@ -220,7 +220,7 @@ def test_recurrent_state_of_a_pass_that_was_broken_off_is_not_trusted(waits: boo
     assert backend.restored == [20]
     assert backend.is_right()
     if not waits:
-        assert sequence.slot.n_past == 20
+        assert sequence.text.slot.n_past == 20
     run(scheduler, [])
     assert sequence.result.tokens == said([1, 2, 3] * 7, 12)
 
@@ -323,7 +323,7 @@ def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pyt
 
     def breaks(self: Growth) -> None:
         grown.append(self)
-        if self is sequences[1].drafted.growth:
+        if self is sequences[1].speculation.drafted.growth:
             raise IndexError("no such row")
         grow(self)
 

@@ -322,16 +322,16 @@ def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) 
         first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
         for sequence in (first, moved):
             engine.submit(sequence)
-            while not sequence.is_admitted:
+            while not sequence.text.has_slot:
                 engine.step()
-        left = moved.slot
-        scheduler._send_back(moved)
+        left = moved.text.slot
+        scheduler.queue.make_room()
         engine.cancel(first)  # Its slot holds the same prompt.
         engine.submit(last)
         engine.step()
-        assert moved.slot is not left
-        assert last.slot is left
-        assert moved.sources is not last.sources
+        assert moved.text.slot is not left
+        assert last.text.slot is left
+        assert moved.speculation.sources is not last.speculation.sources
 
 
 def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> None:

@@ -9,7 +9,7 @@ from support.fake_sequences import prompts_of, said, scheduler_of, sequence_of
 from support.fake_sources import Fortune
 
 from rest_local.calibration.cost import SIZES, CostCurve
-from rest_local.decoding.scheduler import LEAST_PART, STALL_MS
+from rest_local.decoding.prefill import LEAST_PART, STALL_MS
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepContext
@@ -54,7 +54,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Timed]:
     def make(n_slots: int) -> Timed:
         backend = Timed(n_ctx=8192, n_batch=512, n_slots=n_slots)
         clock = SimpleNamespace(perf_counter=lambda: backend.now)
-        for module in ("forward", "scheduler", "request_state", "stream"):
+        for module in ("forward", "scheduler", "core", "speculation", "stream"):
             monkeypatch.setattr(f"rest_local.decoding.{module}.time", clock)
         return backend
 
@@ -74,7 +74,7 @@ def test_a_wrong_speed_is_found_without_a_plain_step(
     scheduler, policy = scheduler_of(backend, curve), Always(curve)
     for prompt in prompts_of(n_slots):
         scheduler.submit(sequence_of(backend, prompt, 500, Draws(1), Fortune(1, 1, 12, 1.0), policy, ignore_end=True))
-    while any(sequence.is_prefilling for sequence in (*scheduler.waiting, *scheduler.admitted)):
+    while any(sequence.text.is_prefilling for sequence in (*scheduler.queue.waiting, *scheduler.queue.admitted)):
         scheduler.step()
     backend.passes.clear()
     for _ in range(10):

@@ -8,17 +8,15 @@ from support.fake_backend import END, Draws, FakeBackend, Greedy, cells_of, plai
 from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.core import Request, RequestState, Slot
 from rest_local.decoding.forward import Forward
-from rest_local.decoding.request import Request
-from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics, Step
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
-from rest_local.decoding.verify import Relaxed, TokenConstraint
+from rest_local.decoding.verify import Relaxed, TokenConstraint, Verifier
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.sources import Lookup, SourceRows
 from rest_local.kv_cache.backend import Capability
-from rest_local.kv_cache.slot import Slot
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policy import Off, Policy
 
@@ -79,6 +77,7 @@ def sequence_of(
     sources: Any = None,
     policy: Policy | None = None,
     finished: Callable[[Result], None] = lambda result: None,
+    connect: Callable[[Slot], Lookup] | None = None,
     **options: Any,
 ) -> RequestState:
     """Return a sequence whose every token is the letter of its number. END ends it."""
@@ -86,9 +85,10 @@ def sequence_of(
     answer = Answer(Statistics(), Detokenizer(lambda token: bytes([97 + token])), n, request.stop, is_end)
     chosen = (policy or Off()).fork()
     lookup = sources or Silent()
+    verifier = Verifier(Owned(chooser or Greedy()), is_end, n_logprobs=request.logprobs)
     return RequestState(
-        request, chosen, Owned(chooser or Greedy()), answer, lambda slot: lookup, is_end,
-        lambda sequence: finished(sequence.result),
+        request, chosen, verifier, answer,
+        connect or (lambda slot: lookup), lambda sequence: finished(sequence.result),
     )  # fmt: skip
 
 
@@ -119,10 +119,8 @@ class Alone:
     def begin(self, prompt: Sequence[int]) -> RequestState:
         """Return a new sequence, without a slot."""
         answer = Answer(Statistics(), Detokenizer(lambda token: b""), 0, (), lambda token: False)
-        self.sequence = RequestState(
-            Request(prompt), self.policy, Owned(self.chooser), answer, lambda slot: self.sources, self._ends,
-            relaxed=self._relaxed, constraint=self._constraint,
-        )  # fmt: skip
+        verifier = Verifier(Owned(self.chooser), self._ends, relaxed=self._relaxed, constraint=self._constraint)
+        self.sequence = RequestState(Request(prompt), self.policy, verifier, answer, lambda slot: self.sources)
         return self.sequence
 
     @property
@@ -131,7 +129,7 @@ class Alone:
 
     @property
     def room(self) -> int:
-        return self.sequence.room
+        return self.sequence.text.room
 
     def evaluate(self, prompt: Sequence[int]) -> None:
         """Begin a sequence and evaluate its prompt."""

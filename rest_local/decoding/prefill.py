@@ -1,0 +1,108 @@
+"""What a pass has of prompts: chunked prefill.
+
+Contract:
+
+- Long prompts are evaluated in parts, so that they do not hold up requests that generate.
+- Images are evaluated in passes of their own, and no two of these follow each other while others could progress. A
+  request whose image is not encoded yet waits for it, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.core import Part, Pass, RequestState
+from rest_local.kv_cache.backend import Backend
+
+STALL_MS = 100.0  # what a part of a prompt may add to a step of requests that generate
+LEAST_PART = 16  # tokens of it, and least of a part whose time tells how many more another may have
+
+
+class Prefill:
+    """Chooses the parts of prompts for each pass, by how long the parts before took.
+
+    `stall_ms`: what a part may add to a step of requests that generate. `shares`: cells can be shared between slots,
+    and no checkpoints are needed where prompts are cut.
+
+    `joined`: the last tokens of a prompt and the first step of its answer are one pass if they are at most so many,
+    which saves a plain step before the first token. 0 where the number of rows in a pass can change a bit: an answer
+    would depend on how much of its prompt the cells held.
+    """
+
+    def __init__(self, backend: Backend, curve: CostCurve, shares: bool, joined: int) -> None:
+        self.stall_ms = STALL_MS
+        self.was_image = False  # The newest pass evaluated an image.
+        self._backend, self._curve, self._shares, self._joined = backend, curve, shares, joined
+        # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
+        self._part_ms = 0.0
+        self._plain_pass_ms = 0.0  # The newest pass without a part of a prompt took so long.
+        self._turn = 0  # which of the prompts is first
+
+    def per_token(self, cells: int) -> float:
+        """Return the milliseconds that a token of a prompt takes; by the cost curve as long as none was measured."""
+        return self._part_ms or self._curve.per_token(cells)
+
+    def plan(self, states: list[RequestState], idle_cells: int, with_parts: bool = True) -> Pass | None:
+        """Plan a pass for these; None where there is nothing to do. `idle_cells`: as of `Pass`. All make progress, so
+        without parts of prompts (`with_parts`) is only possible where some generate.
+        """
+        was_image, self.was_image = self.was_image, False
+        # Asked anew: a request that has failed may have taken cells.
+        running = [each for each in states if not each.text.is_prefilling]
+        prompts = [each for each in states if each.text.is_prefilling] if len(running) < len(states) else ()
+        if not prompts or (running and not with_parts):
+            return Pass(running, (), idle_cells, with_parts) if running else None
+        texts = [each for each in prompts if not each.text.at_image]
+        image = None if was_image and (running or texts) else self._image_part(prompts, running)
+        if image is not None:
+            self.was_image = True
+            return Pass([], [image], idle_cells, with_parts)
+        parts = self._parts(texts, running) if texts else []
+        if self._joined:
+            whole = [each for each, n in parts if n == each.text.n_pending <= self._joined and each.request.max_tokens]
+            running += whole
+            parts = [(state, n) for state, n in parts if state not in whole]
+        return Pass(running, parts, idle_cells, with_parts) if running or parts else None
+
+    def _image_part(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> Part | None:
+        """Take rows of one image that is ready, another request's each time."""
+        ready = [each for each in prompts if each.text.at_image and each.text.images.ready_at(each.text.slot.n_past)]
+        if not ready:
+            return None
+        self._turn += 1
+        state = ready[self._turn % len(ready)]
+        most = min(self._largest_part(prompts, running), self._backend.n_batch)
+        return state, state.text.images.next_rows(state.text.slot.n_past, most)
+
+    def _parts(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> list[Part]:
+        """Take parts of prompts, another one first each time. They get what `running` leave of the batch: each of these
+        has a root in it, and tokens that are evaluated again.
+        """
+        taken = sum(1 + state.text.slot.n_again for state in running)
+        roots = len(prompts) if self._joined else 0
+        left = min(self._largest_part(prompts, running), self._backend.n_batch - taken - roots)
+        self._turn = (self._turn + 1) % len(prompts)
+        parts: list[Part] = []
+        for state in (*prompts[self._turn :], *prompts[: self._turn]):
+            if left > 0:
+                text = state.text
+                n_pending = text.n_pending if self._shares else text.n_before_cut
+                parts.append((state, text.images.text_before(text.slot.n_past, min(left, n_pending))))
+                left -= parts[-1][1]
+        return parts
+
+    def _largest_part(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> int:
+        """Return a whole batch where no request generates; else what adds `stall_ms`."""
+        if not running:
+            return self._backend.n_batch
+        ms = self.per_token(sum(len(state.text.tokens) for state in (*running, *prompts)))
+        return max(LEAST_PART, int(min(self.stall_ms / ms, self._backend.n_batch)))
+
+    def learn(self, n_prompts: int, ms: float, others: bool, n_decodes: int) -> None:
+        """Learn from a pass with so many tokens of prompts. `others`: requests generated in it as well."""
+        if not n_prompts:
+            self._plain_pass_ms = ms / n_decodes
+        elif n_prompts >= LEAST_PART:  # The time of a few tokens is that of the pass.
+            alone = self._plain_pass_ms if others else 0.0
+            self._part_ms = max(ms - alone, 0.1 * ms) / n_prompts

@@ -1,0 +1,161 @@
+"""The text of one request, prompt and answer, and how much of it the cells of a slot hold.
+
+Contract:
+
+- `Text` owns the list of tokens: only `extend` and `replace` change it. The slot reads the same list, and its `n_past`
+  says how many of them are in the cells. The newest token is the *root*, which the next step evaluates.
+- A text waits (no slot), or is in a slot: there its prompt is restored from disk or evaluated, part by part, then its
+  answer grows. It can leave the slot and enter another one; the tokens stay.
+- Long prompts are cut where later prompts are likely to differ, because memory that cannot be cut back keeps a
+  checkpoint there.
+
+Knows neither drafts nor scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rest_local.decoding.images import Encode, PromptImages
+from rest_local.decoding.request import Request
+from rest_local.kv_cache.restoring import Restoring, begin_restoring
+from rest_local.kv_cache.slot import Slot
+from rest_local.kv_cache.slots import Slots
+
+LAST_PART = 32  # tokens of a prompt without messages, after the last cut: prompts of editors change at the end
+APART = 8  # tokens: control tokens that are closer together stand between the same two messages
+SEARCHED = 4096  # newest tokens of a prompt that are searched for messages, and as many of the first
+
+
+class Text:
+    """`encode`: computes the rows of images. `is_control`: whether a token begins or ends a message."""
+
+    def __init__(self, request: Request, encode: Encode | None, is_control: Callable[[int], bool]) -> None:
+        self.tokens = [int(token) for token in request.prompt]
+        self.images = PromptImages(request.images, encode)
+        self.images.find(self.tokens)
+        self._slot: Slot | None = None
+        self._restoring: Restoring | None = None
+        self._is_control = is_control
+        self._cuts: list[int] | None = None
+
+    # Its slot
+
+    @property
+    def slot(self) -> Slot:
+        """Return the slot that it is in."""
+        assert self._slot is not None
+        return self._slot
+
+    @property
+    def has_slot(self) -> bool:
+        return self._slot is not None
+
+    def is_in(self, slot: Slot) -> bool:
+        return self._slot is slot
+
+    def enter(self, slot: Slot) -> None:
+        """Go to a slot; `follow` comes next."""
+        self._slot = slot
+
+    def follow(self, slots: Slots | None = None) -> int:
+        """Make this the text of its slot, and return how many of its tokens the cells hold.
+
+        Begin to read more of them from disk than any of `slots` holds; `restore` goes on with that.
+        """
+        self.slot.follow(self.tokens, self.images.saved)
+        self._restoring = begin_restoring(slots, self.slot) if slots else None
+        return self.slot.n_past
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens that the model has chosen."""
+        self.tokens += tokens
+
+    def replace(self, tokens: list[int]) -> None:
+        """Go on with another, shorter text in the same slot."""
+        self.tokens, self._cuts = tokens, None
+        self.images.find(tokens)
+        self.follow()
+
+    def leave(self) -> Slot | None:
+        """Give the slot back."""
+        slot, self._slot = self._slot, None
+        if self._restoring is not None:
+            self._restoring.end()
+            self._restoring = None
+        return slot
+
+    # What is left to evaluate
+
+    @property
+    def n_pending(self) -> int:
+        """Return how many tokens have to be evaluated before the root."""
+        slot = self._slot
+        return len(self.tokens) - 1 - (0 if slot is None else slot.n_past)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Return True if it is in a slot, and its prompt, or its text anew, is being evaluated. Any thread may ask."""
+        slot = self._slot
+        return slot is not None and slot.n_past < len(self.tokens) - 1
+
+    @property
+    def room(self) -> int:
+        """Return how many tokens can still be evaluated."""
+        slot = self.slot
+        return slot.backend.n_ctx - slot.n_past
+
+    @property
+    def n_before_cut(self) -> int:
+        """Return the pending tokens before the next cut, or all of them."""
+        if self._cuts is None:
+            self._cuts = cuts_of(self.tokens, self._is_control)
+        n_past, last = self.slot.n_past, len(self.tokens) - 1
+        return next((cut for cut in self._cuts if cut > n_past), last) - n_past
+
+    def ends_at_cut(self, n: int) -> bool:
+        """Return True if the next `n` tokens end at a cut, or at the end of the prompt."""
+        place = self.slot.n_past + n
+        return place == len(self.tokens) - 1 or place in (self._cuts or ())
+
+    @property
+    def at_image(self) -> bool:
+        """Return True if an image is what comes next."""
+        slot = self._slot
+        return bool(self.images) and slot is not None and self.tokens[slot.n_past] < 0
+
+    @property
+    def is_restoring(self) -> bool:
+        """Return True if it waits for cells that are read from disk."""
+        return self._restoring is not None
+
+    def restore(self, seconds: float, patient: bool) -> int:
+        """Read more of the cells for about so long, and return how many tokens came. `patient`: wait for the files."""
+        assert self._restoring is not None
+        before = self.slot.n_past
+        if self._restoring.advance(seconds, patient):
+            self._restoring = None
+        return self.slot.n_past - before
+
+
+def cuts_of(tokens: Sequence[int], is_control: Callable[[int], bool]) -> list[int]:
+    """Return where prompts that begin as this one does are likely to differ from it, ascending, before its last token.
+
+    These are the end of its first message and the beginnings of its last ones, since control tokens begin and end
+    messages, and a few tokens before its end where it has no messages there.
+    """
+    last = len(tokens) - 1
+    found: list[int] = []
+    for place in range(last - 1, max(0, last - SEARCHED), -1):
+        if is_control(tokens[place]):
+            if found and found[-1] - place <= APART:
+                found[-1] = place
+            elif len(found) == 2:
+                break
+            else:
+                found.append(place)
+    cuts = set(found)
+    if last > 2 * LAST_PART and (not found or last - found[0] > LAST_PART):
+        cuts.add(last - LAST_PART)
+    first = next((place for place in range(APART, min(last, SEARCHED)) if is_control(tokens[place])), 0)
+    return sorted({*cuts, first} - {0})
