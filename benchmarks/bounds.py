@@ -47,7 +47,7 @@ def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable
         begin(sources, answer)
         longest, seen = [0], [0]
         for at in range(1, len(answer.answer)):
-            # the last token of a step comes from the model
+            # The last token of a step comes from the model.
             rest = answer.answer[at : len(answer.answer) - 1][: LARGEST - 1]
             rows = sources.rows(depth=LARGEST - 1)
             longest.append(max((_right(each, rest) for each in rows), default=0))
@@ -81,7 +81,8 @@ def fair(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
         _Answer(np.array(reach.longest[1:]), np.array(reach.seen[1:]), _cost_table(reach, curve)) for reach in found
     ]
     sizes = np.zeros(_N_VISIBLE, np.int64)
-    best: tuple[float, int, int, float] | None = None  # milliseconds, steps, nodes, speed-up of the first tokens
+    # Milliseconds, steps, nodes, and the speed-up of the first tokens.
+    best: tuple[float, int, int, float] | None = None
     for _ in range(ITERATIONS):
         done = [answer.follow(sizes) for answer in answers]
         total = sum(ms[0] for ms, *_ in done)

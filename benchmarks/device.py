@@ -32,7 +32,7 @@ class Device(Backend):
         self.max_outputs, self.batch = context.max_outputs, context.batch
         self.critical_ms: list[float] = []
         self._context, self._step_s, self._texts = context, step_ms / 1e3, texts
-        # rows are used in turn, so that those of a step are in no cache, as after a write by a device
+        # Rows are used in turn, so that those of a step are in no cache, as after a write by a device.
         self._rows: NDArray[np.float32] = np.random.default_rng(7).standard_normal((MANY_ROWS, n_vocab), np.float32)
         self._first = self._after = 0  # The range of rows of the newest step.
         self._likeliest: list[tuple[int, int]] = []  # (row, its arg-max)

@@ -313,7 +313,7 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
                 assert isinstance(outcome, StepResult)
                 sequence.speculation.finish(outcome)
             times.append(1e3 * (time.perf_counter() - begun - (timed.seconds - before)))
-            # the text continues as it began, regardless of the model, so that every step finds a draft
+            # The text continues as it began, regardless of the model, so that every step finds a draft.
             for sequence in sequences:
                 sequence.text.tokens[-1] = int(rng.choice(40, p=_zipf(40)))
     statistics = [sequence.statistics for sequence in sequences]

@@ -79,7 +79,8 @@ def record(path: Path, target: Path) -> dict[str, Any]:
             timings, tokens = answer["timings"], answer["tokens"]
             drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
             by_kind[kind] = {"counts": [max(len(tokens) - 1 - accepted, 0), drafted, accepted], "answer": tokens}
-        if all(len(one["answer"]) == TOKENS for one in by_kind.values()):  # an end token is not in it, but was drafted
+        # Answers have no end token, but it was drafted.
+        if all(len(one["answer"]) == TOKENS for one in by_kind.values()):
             answers.append({"name": name, "prompt": prompt, "by_kind": by_kind})
     return {"version": binary.version, "tokens": TOKENS, "answers": answers}
 

@@ -68,7 +68,7 @@ def write(vocabulary: Path, path: Path, *, width: int, layers: int, quant: str =
     one_hot = (width, width)
     tensors.append(Tensor("position_embd.weight", one_hot, _Type.F32, lambda: np.eye(width, dtype=np.float32)))
     plain("output_norm.weight", width, 1.0)
-    plain("output_norm.bias", width, _normed(width)[1])  # so that the other positions count as 0
+    plain("output_norm.bias", width, _normed(width)[1])  # Then the other positions count as 0.
     for i in range(layers):
         for norm in ("attn_norm", "ffn_norm"):
             plain(f"blk.{i}.{norm}.weight", width, 1.0)

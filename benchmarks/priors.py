@@ -183,7 +183,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     table = rates(sum(seen for seen, _ in counted), sum(hits for _, hits in counted))  # type: ignore[arg-type]
     return {
         "fitted_on": {"chat answers": len(chat), "with history": half, "code files": len(code)},
-        "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # names without folders
+        "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # Names, without folders.
         "observations": int(sum(seen.sum() for seen, _ in counted)),
         "lengths": N_LENGTHS,
         "rows": N_ROWS,

@@ -125,13 +125,13 @@ def _without(
     """Decide for a compiler that builds AMX code wrongly: clang if possible, else no AMX."""
     fault = f"compiler: {version(compiler)} builds AMX code that crashes"
     fixed = [name for name, value in wanted.items() if value]
-    # the GPU toolkit may not accept clang as host compiler
+    # The GPU toolkit may not accept clang as host compiler.
     on_gpu = any(GPU_BUILD.match(argument) for argument in arguments)
     if not fixed and not on_gpu and (pair := _clang(path)):
         line = f"{fault}; llama.cpp is built with {version([pair[1]])} instead"
         if not _has_openmp([pair[1]]):
             line += " and without OpenMP (its package: libomp-dev, or libomp-devel on Fedora)"
-        # clang's strip removes the name of the compiler, which `rest-local doctor` shows
+        # Clang's strip removes the name of the compiler, which `rest-local doctor` shows.
         return Decision(line, {**fresh, "CC": pair[0], "CXX": pair[1], "SKBUILD_INSTALL_STRIP": "false"})
     added = {**fresh, **_no_amx(environment, arguments)}
     kept = f"you chose {' and '.join(fixed)}" if fixed else "a GPU build keeps its compiler" if on_gpu else ""
@@ -200,7 +200,7 @@ def _clang(path: str | None) -> tuple[str, str] | None:
     """Return the C and C++ compiler of the newest clang that passes the check."""
     for suffix in ("", *(f"-{number}" for number in CLANG_VERSIONS)):
         c, cxx = shutil.which(f"clang{suffix}", path=path), shutil.which(f"clang++{suffix}", path=path)
-        # clang 14 and 15 name the macros __AMXTILE__ and __AMXINT8__, so llama.cpp leaves out its AMX code
+        # Clang 14 and 15 name the macros __AMXTILE__ and __AMXINT8__, so llama.cpp leaves out its AMX code.
         if c and cxx and _turns_amx_on([cxx], TILE_FLAGS, ["-DGGML_NATIVE=off"]) and builds_tiles([cxx]):
             return c, cxx
     return None
