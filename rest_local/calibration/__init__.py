@@ -1,1 +1,1 @@
-"""Calibration: what a batch costs on this machine, which settings and threads, the self-test of exact decoding."""
+"""Measure what a batch costs on this machine, choose settings, and run the self-test of exact decoding."""

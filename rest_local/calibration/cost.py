@@ -1,4 +1,4 @@
-"""The cost curve: the time of one `llama_decode` of n tokens at a context length, in milliseconds.
+"""Keep the cost curve: the time of one `llama_decode` of n tokens at a context length, in milliseconds.
 
 - It is a table of context lengths x batch sizes. Every real step corrects it: `Corrections`, a Kalman filter, gives
   factors for the machine's speed, for each batch size and for the cost of attention, with standard deviations.
@@ -28,8 +28,8 @@ from rest_local.retrieval.rows import MAX_DEPTH
 Array = NDArray[np.float64]
 
 LARGEST = MAX_DEPTH
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # batch sizes that are measured; kernels change between them
-KNOTS = SIZES[1:]  # those with their own correction; t(1) has only the speed
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # the measured batch sizes; kernels change between them
+KNOTS = SIZES[1:]  # each has its own correction; t(1) has only the speed
 ATTENTION_KNOTS = (1, 8, 64)
 N_STATES = len(SIZES) + len(ATTENTION_KNOTS)
 COUNTS = np.arange(1, LARGEST + 1)
@@ -40,21 +40,21 @@ STEP_ERROR = 0.05  # difference between steps of one size for other reasons than
 BUSY_ERROR = 1.0  # error of a time taken while other processes ran: factors of 2 to 3 were seen with one per core
 SPEED_DRIFT = 0.016  # per plain step; with STEP_ERROR a plain step then has a weight of about 0.2
 FORGETTING = 1 / 20_000  # per observation: a size that never occurs is uncertain again after some thousand steps
-OUTLIER = 2.0  # standard deviations above which a time is not explained by noise; four times as many count at most
-LIMIT = 10.0  # of corrections and of their deviations, for any clock
+OUTLIER = 2.0  # noise does not explain a time beyond so many standard deviations; four times as many count at most
+LIMIT = 10.0  # largest correction and deviation, for any clock
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """Standard deviations of the corrections, natural logarithms from 0 to LIMIT. Raises ValueError for others."""
+    """The standard deviations of corrections, natural logarithms from 0 to LIMIT. Raises ValueError for others."""
 
     speed: float
-    sizes: tuple[float, ...]  # by KNOTS
-    attention: tuple[float, ...]  # by ATTENTION_KNOTS
+    sizes: tuple[float, ...]  # one for each of KNOTS
+    attention: tuple[float, ...]  # one for each of ATTENTION_KNOTS
 
     @classmethod
     def of(cls, speed: float, sizes: float, attention: float) -> Deviations:
-        """The same deviation for every size."""
+        """Make the same deviation for every size."""
         return cls(speed, (sizes,) * len(KNOTS), (attention,) * len(ATTENTION_KNOTS))
 
     def __post_init__(self) -> None:
@@ -63,17 +63,17 @@ class Deviations:
             raise ValueError(f"standard deviations are numbers from 0 to {LIMIT:g}, one for each size")
 
 
-GIVEN = Deviations.of(0.1, 0.25, 0.7)  # of a table from a file; FORGETTING returns to these
-ESTIMATED = Deviations.of(0.2, 0.5, 1.0)  # of the table of another machine
+GIVEN = Deviations.of(0.1, 0.25, 0.7)  # a table from a file has these, and FORGETTING returns to them
+ESTIMATED = Deviations.of(0.2, 0.5, 1.0)  # another machine's table has these
 
 
 class Corrections:
-    """Corrections of a cost table, learned from real steps by a Kalman filter. `mean`: float64 [N_STATES]. `noise`:
-    measured relative spread of plain steps.
+    """The corrections of a cost table, learned from real steps by a Kalman filter.
 
     The state is (speed, one value for each of KNOTS, one for each of ATTENTION_KNOTS), in natural logarithms, so 0.1 is
-    about 10%. Neighbouring sizes share what is learned about one of them. The caller states the expected time of a
-    batch and the share of attention in it. `covariance`: float64 [N_STATES, N_STATES]; `known`: what it begins with.
+    about 10%: `mean`, float64 [N_STATES], with `covariance`, float64 [N_STATES, N_STATES], which begins with `known`.
+    Neighbouring sizes share what is learned about one of them. The caller states the expected time of a batch and the
+    share of attention in it. `noise` is the measured relative spread of plain steps.
     """
 
     def __init__(self, known: Deviations | Array) -> None:
@@ -82,34 +82,34 @@ class Corrections:
         self.noise = STEP_ERROR
 
     def factors(self) -> tuple[Array, Array]:
-        """The factors of the cost without attention and of attention, [64] each, indexed by the size less one."""
+        """Return the factors of the cost without attention and of attention, [64] each, by the size less one."""
         return np.exp(_FEATURES @ self.mean), np.exp(_ATTENTION_FEATURES @ self.mean)
 
     def factor(self, n: int) -> tuple[float, float]:
-        """The two factors of a batch of n tokens."""
+        """Return the two factors of a batch of n tokens."""
         own, attention = float(_FEATURES[n - 1] @ self.mean), float(_ATTENTION_FEATURES[n - 1] @ self.mean)
         return math.exp(own), math.exp(attention)
 
     @property
     def has_uncertain_sizes(self) -> bool:
-        """Whether a size is less certain than in a table from a file (GIVEN)."""
+        """Return True if a size is less certain than in a table from a file (GIVEN)."""
         return bool(self.covariance.diagonal()[_SIZES].max() > GIVEN.sizes[0] ** 2)
 
     def ratio_sd(self, share: Array) -> Array:
-        """Standard deviation of log t(n)/t(1), [64], by the size less one. `share` [64]: share of attention in t(n)."""
+        """Return the standard deviation of log t(n)/t(1), [64], for a `share` [64] of attention in t(n)."""
         rows = _rows(share)
         rows -= rows[0]
         return np.asarray(np.sqrt(np.maximum(((rows @ self.covariance) * rows).sum(axis=1), 0.0)))
 
     def plain_sd(self, share: float) -> float:
-        """Standard deviation of log t(1), where attention takes `share` of it."""
+        """Return the standard deviation of log t(1) for a `share` of attention in it."""
         row = _FEATURES[0] * (1.0 - share) + _ATTENTION_FEATURES[0] * share
         return math.sqrt(max(float(row @ self.covariance @ row), 0.0))
 
     def learn(self, n: int, share: float, difference: float, count: int, busy: bool) -> None:
-        """Update the state with the median time of `count` steps of n tokens. `difference`: log of that time over the
-        expected time. `share`: expected share of attention. A time from a busy machine moves the means with a small
-        weight and reduces no deviation.
+        """Update the state with the median time of `count` steps of n tokens. `difference` is the log of that time over
+        the expected time, `share` the expected share of attention. A time from a busy machine moves the means with a
+        small weight and reduces no deviation.
         """
         row = _FEATURES[n - 1] * (1.0 - share) + _ATTENTION_FEATURES[n - 1] * share
         covariance, cautious = self.covariance, busy and n > 1
@@ -128,11 +128,11 @@ class Corrections:
             variance = float(row @ along) + error
         gain = along / variance
         if n > 1:
-            gain[0] = 0.0  # only plain steps change the speed: an expensive draft does not mean a slow machine
+            gain[0] = 0.0  # Only plain steps change the speed: an expensive draft does not mean a slow machine.
         limit = 4 * OUTLIER * variance**0.5
         mean = self.mean + gain * min(max(difference, -limit), limit)
         self.mean = np.minimum(np.maximum(mean, -LIMIT), LIMIT)
-        if not cautious:  # the form that is right for any gain, not only for the optimal one
+        if not cautious:  # This form is right for any gain, not only for the optimal one.
             column = gain[:, None]
             mixed = column * along
             covariance -= mixed + mixed.T - variance * (column * gain)
@@ -153,7 +153,7 @@ class Corrections:
 
 
 def _hats(knots: tuple[int, ...]) -> Array:
-    """The weight of each knot's correction by size less one, [64, knots]; linear in the logarithm of the size."""
+    """Return each knot's weight by size less one, [64, knots]; linear in the logarithm of the size."""
     at = np.log2(COUNTS)
     return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
 
@@ -169,12 +169,12 @@ def _covariance(deviations: Deviations) -> Array:
 
 
 def _rows(share: Array) -> Array:
-    """The derivative of log t by the states, [64, N_STATES], where attention takes `share` [64]."""
+    """Return the derivative of log t by the states, [64, N_STATES], for a `share` [64] of attention."""
     rows = _FEATURES * (1.0 - share)[:, None] + _ATTENTION_FEATURES * share[:, None]
     return np.asarray(rows)
 
 
-# the weight of each state in the logarithm of the cost without attention, and of attention; the speed counts in both
+# The weight of each state in the logarithm of the cost without attention, and of attention; the speed counts in both.
 _FEATURES, _ATTENTION_FEATURES = np.zeros((LARGEST, N_STATES)), np.zeros((LARGEST, N_STATES))
 _FEATURES[:, 0] = _ATTENTION_FEATURES[:, 0] = 1.0
 _FEATURES[1:, _SIZES] = _hats(KNOTS)[1:]
@@ -185,20 +185,20 @@ _CORRELATION[_SIZES, _SIZES] = _correlation(KNOTS, 0.6, 2.0)
 _CORRELATION[_ATTENTION, _ATTENTION] = _correlation(ATTENTION_KNOTS, 0.5, 3.0)
 _GIVEN = _covariance(GIVEN)
 
-CERTAIN = 0.15  # standard deviation of log t(n)/t(1), or spread of rounds, up to which nothing is measured further
+CERTAIN = 0.15  # nothing is measured further up to this standard deviation of log t(n)/t(1), or spread of rounds
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
-FEWEST = 3  # batches that can show another speed of the machine; fewer may be spikes
+FEWEST = 3  # so many batches can show another speed of the machine; fewer may be spikes
 
-# milliseconds of the steps since the last call, and how many they were -> whether other processes took CPU time
+# (milliseconds of the steps since the last call, their number) -> True if other processes took CPU time
 BusyNow = Callable[[float, int], bool]
 
 
 class CostCurve:
-    """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
+    """A cost curve: `ms[c, n - 1]` is the cost of n = 1..64 tokens at the length `contexts[c]`, float64 [contexts, 64].
 
-    If times fall with n or with the context, the lower of the two is taken, and t(n) is at most n t(1). `deviations`:
-    how certain the table is, or the covariance of what is still unknown of it. `busy_now` judges the steps that are
-    observed.
+    If times fall with n or with the context, the lower of the two is taken, and t(n) is at most n t(1). `deviations`
+    tell how certain the table is, or are the covariance of what is still unknown of it. `busy_now` judges the steps
+    that are observed.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class CostCurve:
         self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
         self._corrections = Corrections(deviations)
         self._queue: list[tuple[int, int, float, bool]] = []
-        self.plain_steps = 0  # of one token that it has learned from since it was made
+        self.plain_steps = 0  # counts those that it has learned from
         self._refresh()
 
     @classmethod
@@ -224,12 +224,12 @@ class CostCurve:
         ms: Sequence[Sequence[float]],
         deviations: Deviations = GIVEN,
     ) -> CostCurve:
-        """A curve that is linear between the measured sizes and proportional to n beyond the largest."""
+        """Make a curve that is linear between the measured sizes and proportional to n beyond the largest."""
         return cls(contexts, cls.table_of(sizes, ms), deviations)
 
     @staticmethod
     def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-        """The rows of `from_points` for n = 1..64, before they are made physical; float64 [contexts, 64]."""
+        """Return the rows of `from_points` for n = 1..64, before they are made physical; float64 [contexts, 64]."""
         table = []
         for row in ms:
             line = np.interp(COUNTS, sizes, row)
@@ -239,24 +239,24 @@ class CostCurve:
         return np.array(table, np.float64)
 
     def copy(self) -> CostCurve:
-        """An independent curve with the present times and covariance."""
+        """Return an independent curve with the present times and covariance."""
         return CostCurve(self.contexts, self.ms.copy(), self.covariance, self.busy_now)
 
     @property
     def ms(self) -> NDArray[np.float64]:
-        """The most likely times with corrections, float64 [contexts, 64]. Callers must not write to it."""
+        """Return the most likely times with corrections, float64 [contexts, 64]. Callers must not write to it."""
         self._make_current()
         return self._rows
 
     @property
     def covariance(self) -> Array:
-        """Of the corrections, float64 [N_STATES, N_STATES]. Callers must not write to it."""
+        """Return that of the corrections, float64 [N_STATES, N_STATES]. Callers must not write to it."""
         self._update()
         return self._corrections.covariance
 
     @property
     def noise(self) -> float:
-        """Recent relative spread of consecutive plain steps."""
+        """Return the recent relative spread of consecutive plain steps."""
         return self._corrections.noise
 
     @noise.setter
@@ -264,44 +264,44 @@ class CostCurve:
         self._corrections.noise = value
 
     def at(self, n_ctx: int) -> NDArray[np.float64]:
-        """Optimistic milliseconds of n = 1..64 tokens for planning, float64 [64]. A size with few observations on this
-        machine counts a standard deviation less, so that it is tried.
+        """Return optimistic milliseconds of n = 1..64 tokens for planning, float64 [64]. A size with few observations
+        on this machine counts a standard deviation less, so that it is tried.
         """
         self._make_current()
         return self._line(self._optimistic, self._optimistic_slope, n_ctx)
 
     def expected(self, n_ctx: int) -> NDArray[np.float64]:
-        """The most likely milliseconds of n = 1..64 tokens, float64 [64]."""
+        """Return the most likely milliseconds of n = 1..64 tokens, float64 [64]."""
         self._make_current()
         return self._line(self._rows, self._slope, n_ctx)
 
     def uncertainty(self, n_ctx: int) -> NDArray[np.float64]:
-        """Standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
+        """Return the standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
         self._make_current()
         return self._corrections.ratio_sd(self._attention_share(n_ctx))
 
     def plain_sd(self, n_ctx: int) -> float:
-        """Standard deviation of log t(1): of the machine's speed, and of the price of attention at this length."""
+        """Return the standard deviation of log t(1), from the machine's speed and attention at this length."""
         self._make_current()
         return self._corrections.plain_sd(float(self._attention_share(n_ctx)[0]))
 
     def per_cell(self, n: int) -> float:
-        """Milliseconds that one more token in the KV cache adds to a decode of n tokens; 0 with one measured length."""
+        """Return the milliseconds that one more token in the KV cache adds to n tokens; 0 with one measured length."""
         if len(self.contexts) < 2:
             return 0.0
         rows = self.ms
         return float(rows[-1, n - 1] - rows[0, n - 1]) / (self.contexts[-1] - self.contexts[0])
 
     def per_token(self, n_ctx: int) -> float:
-        """Milliseconds that one more token adds to a large batch."""
+        """Return the milliseconds that one more token adds to a large batch."""
         cost = self.expected(n_ctx)
         return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
 
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
-        """Learn from a real step of n tokens that took `ms`. Takes 1 us, and 4 us where `busy_now` is asked; the update
+        """Learn from a real step of n tokens that took `ms`. Takes 1 us, and 4 us if `busy_now` is asked; the update
         happens when the curve is next read.
 
-        `busy`: whether other processes used the machine; None asks `busy_now`. A time that is not finite or not
+        `busy` tells whether other processes used the machine; None asks `busy_now`. A time that is not finite or not
         positive is dropped.
         """
         self.observe_all([(n, n_ctx, ms)], busy)
@@ -317,12 +317,12 @@ class CostCurve:
                 self._update()
 
     def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
-        """Whether the times of these sizes at this length need no further measurement."""
+        """Return True if the times of these sizes at this length need no further measurement."""
         sd = self.uncertainty(n_ctx)
         return bool(max(sd[n - 1] for n in sizes) <= CERTAIN)
 
     def table(self) -> list[dict[str, float]]:
-        """Rows {n_ctx, n, ms, ratio} at the measured sizes, for tables and JSON."""
+        """Return rows {n_ctx, n, ms, ratio} at the measured sizes, for tables and JSON."""
         return [
             {"n_ctx": c, "n": n, "ms": round(float(row[n - 1]), 4), "ratio": round(float(row[n - 1] / row[0]), 3)}
             for c, row in zip(self.contexts, self.ms, strict=True)
@@ -330,9 +330,9 @@ class CostCurve:
         ]
 
     def to_json(self) -> str:
-        """The table and what is known of it. The covariance is kept whole: sizes that are correlated in a new table are
-        not in a known one, and with the deviations alone each start would let a size that is measured often move, and
-        make certain, one that was never measured.
+        """Write the table and its covariance. The covariance is kept whole: sizes that are correlated in a new table
+        are not in a known one, and with the deviations alone each start would let a size that is measured often move,
+        and make certain, one that was never measured.
         """
         ms, covariance = self.ms.tolist(), self.covariance.tolist()
         return json.dumps({"contexts": self.contexts, "ms": ms, "covariance": covariance, "noise": self.noise})
@@ -371,7 +371,7 @@ class CostCurve:
         if not self._queue or not self._learn_speed():
             return
         queue, self._queue = self._queue, []
-        groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}  # within 256 tokens of context
+        groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}  # (size, context / 256, busy) -> steps
         for n, n_ctx, ms, busy in queue:
             groups.setdefault((n, n_ctx >> 8, busy), []).append((n_ctx, math.log(ms)))
         for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they set the speed
@@ -387,8 +387,8 @@ class CostCurve:
         self._outdated = True
 
     def _learn_speed(self) -> bool:
-        """Correct the speed by the queued batches where none is a plain step and most take a time that no correction
-        of their size explains. False: they are too few to tell that from a spike, and have to wait for the next.
+        """Correct the speed by the queued batches if none is a plain step and most take a time that no correction of
+        their size explains. Return False if they are too few to tell that from a spike, and have to wait for the next.
         """
         if any(n == 1 for n, *_ in self._queue):
             return True
@@ -401,7 +401,7 @@ class CostCurve:
         if abs(sorted(off)[len(off) // 2]) <= noise:  # the usual case
             return True
         least = {at: self._least(logs[at], n_ctx) for at, n_ctx in lengths.items()}
-        found: list[tuple[float, float, int]] = []  # what a size does not explain, the whole difference, the length
+        found: list[tuple[float, float, int]] = []  # (difference that no size explains, whole difference, length)
         for difference, (n, n_ctx, ms, _) in zip(off, self._queue, strict=True):
             seen, at = math.log(ms), n_ctx >> 8
             explained = min(max(seen, least[at][n - 1]), logs[at][0] + math.log(n))
@@ -416,14 +416,14 @@ class CostCurve:
         return True
 
     def _least(self, line: list[float], n_ctx: int) -> list[float]:
-        """The least logarithm of t(n) that a correction of the size explains. A time up to n t(1) is always explained:
-        then drafts cease, and a plain step tells the speed.
+        """Return the least logarithm of t(n) that a correction of the size explains. A time up to n t(1) is always
+        explained: then drafts cease, and a plain step tells the speed.
         """
         sd = self._corrections.ratio_sd(self._attention_share(n_ctx)).tolist()
         return [max(expected - OUTLIER * each, line[0]) for expected, each in zip(line, sd, strict=True)]
 
     def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
-        """The expected time of n tokens in two parts: up to the first length, and attention to tokens beyond it."""
+        """Return the expected time of n tokens in two parts: up to the first length, and attention beyond it."""
         own, attention = self._corrections.factor(n)
         first, contexts = float(self._table[0, n - 1]), self.contexts
         if n_ctx <= contexts[0] or len(contexts) == 1:
@@ -441,7 +441,7 @@ class CostCurve:
         falls = (rows[:, 1:] < rows[:, :-1]).any(axis=1).tolist()
         uncertain = self._corrections.has_uncertain_sizes
         sd = self._corrections.ratio_sd(_NO_ATTENTION) if uncertain or any(falls) else _NO_ATTENTION
-        if any(falls):  # uncertain sizes yield to certain ones
+        if any(falls):  # isotonic regression weighted by certainty
             weights = 1.0 / np.maximum(sd, 0.01) ** 2  # t(1) has a deviation of 0, and must not outweigh all others
             pooled = [isotonic(row, weights) if fall else row for row, fall in zip(rows, falls, strict=True)]
             rows = np.maximum.accumulate(pooled, axis=0)
@@ -453,13 +453,13 @@ class CostCurve:
             self._optimistic_slope = _beyond(self.contexts, self._optimistic)
 
     def _attention_share(self, n_ctx: int) -> NDArray[np.float64]:
-        """The share of each time that attention to tokens beyond the first length of the table takes, [64]."""
+        """Return the share [64] of each time that attention beyond the first length of the table takes."""
         line = self._line(self._rows, self._slope, n_ctx)
         base = self._table[0] * self._corrections.factors()[0]
         return np.asarray(np.clip(1.0 - base / line, 0.0, 1.0))
 
     def _line(self, rows: NDArray[np.float64], slope: NDArray[np.float64], n_ctx: int) -> NDArray[np.float64]:
-        """The row at a context length, interpolated or extrapolated. Sums of physical rows are physical."""
+        """Return the row at a context length, interpolated or extrapolated. Sums of physical rows are physical."""
         contexts = self.contexts
         if n_ctx <= contexts[0]:
             return np.array(rows[0])
@@ -471,7 +471,7 @@ class CostCurve:
 
 
 def _is_step(n: int, ms: float) -> bool:
-    """Whether a clock can measure this time, of a batch that the table has."""
+    """Return True if a clock can measure this time, and the table has a batch of this size."""
     return 1 <= n <= LARGEST and 0 < ms < math.inf
 
 
@@ -485,8 +485,8 @@ def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """The nearest sequence that never falls: falling values become their weighted mean (pool adjacent violators)."""
-    means: list[float] = []  # of blocks
+    """Return the nearest sequence that never falls, by pooling adjacent violators to their weighted mean."""
+    means: list[float] = []  # block means
     totals: list[float] = []  # their weights
     counts: list[int] = []
     for value, weight in zip(
@@ -523,7 +523,7 @@ def _check_covariance(matrix: Array) -> None:
 
 
 def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Milliseconds of each further token of context, [64], indexed by the size less one."""
+    """Return the milliseconds of each further token of context, [64], indexed by the size less one."""
     if len(contexts) < 2:
         return np.zeros(LARGEST)
     return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))

@@ -1,4 +1,4 @@
-"""Cost curves by name: the shipped ones, or a file.
+"""Load cost curves by name, shipped ones or files, and estimate one from a few times.
 
 A file is JSON: {"what": how it was measured, "machine": the CPU or GPU, "backend": CPU, CUDA or Metal, "contexts":
 [tokens], "sizes": [tokens in a batch], "ms": [[milliseconds by size] by context]}.
@@ -25,13 +25,13 @@ _FOLDER = Path(__file__).resolve().parent / "curves"
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the curves that ship with the package."""
+    """Return the names of the curves that ship with the package."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 def load_curve(name: str) -> CostCurve:
-    """Return a new copy of a curve, from a file or a shipped one. Raises InputInvalid if none has that name, or its
-    times are not physical: not positive, falling with n by more than noise, or above n single steps.
+    """Load a new copy of a curve, from a file or a shipped one. Raises InputInvalid if there is none of that name, or
+    its times are not physical: not positive, falling with n by more than noise, or above n single steps.
     """
     path = Path(name) if Path(name).is_file() else _FOLDER / f"{name}.json"
     try:
@@ -43,7 +43,7 @@ def load_curve(name: str) -> CostCurve:
         if any(high <= low for low, high in itertools.pairwise(sizes)) or sizes[-1] > LARGEST:
             raise ValueError(f"sizes must rise, to {LARGEST} at most")
         check_table(contexts, CostCurve.table_of(sizes, ms.tolist()))
-        if (1.2 * ms < np.maximum.accumulate(ms, axis=1)).any():  # by more than noise
+        if (1.2 * ms < np.maximum.accumulate(ms, axis=1)).any():  # noise is up to 20%
             raise ValueError("the time of a batch falls with its size")
         if (ms > 1.2 * ms[:, :1] * np.array(sizes)).any():
             raise ValueError("a batch takes longer than its tokens one by one")
@@ -54,7 +54,7 @@ def load_curve(name: str) -> CostCurve:
 
 
 def facts(name: str) -> dict[str, str]:
-    """Return what the file of a shipped curve says about it: "what", "machine", "backend" and "source", if given."""
+    """Return what a shipped curve's file says about it: "what", "machine", "backend", "source", as far as it does."""
     points = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
     return {key: str(points[key]) for key in ("what", "machine", "backend", "source") if key in points}
 
@@ -63,10 +63,10 @@ def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: floa
     """Estimate the curve of a machine from a few times at a short context. Returns the curve and the name of the
     shipped curve whose shape it has: the nearest one of that backend.
 
-    `timed`: (tokens in a batch, time). `attention`: share of a plain step that one more token of context adds. All
+    `timed` is (tokens in a batch, time), `attention` the share of a plain step that one more token of context adds. All
     sizes are uncertain; the given times are the curve's first observations.
     """
-    # if no clock could measure a plain step: the first real steps correct it
+    # The default is for a clock that cannot measure a plain step. The first real steps correct it.
     plain_ms = min((timing.ms for n, timing in timed if n == 1), default=10.0)
     name, shape = min(
         _shapes(backend), key=lambda each: sum((math.log(t.ms / plain_ms / each[1][n - 1])) ** 2 for n, t in timed)
@@ -79,7 +79,7 @@ def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: floa
 
 
 def _shapes(backend: str) -> list[tuple[str, NDArray[np.float64]]]:
-    """(name, t(n)/t(1) for n = 1..64) of the shipped curves of this backend; of all GPUs for an unknown backend."""
+    """Return (name, t(n)/t(1) for n = 1..64) of this backend's shipped curves, or of all GPUs if it is unknown."""
     files = {name: json.loads((_FOLDER / f"{name}.json").read_text("utf-8")) for name in shipped()}
     names = [name for name, points in files.items() if points.get("backend") == backend]
     names = names or [name for name, points in files.items() if points.get("backend") not in (None, "CPU")]
@@ -97,7 +97,7 @@ def machine() -> str:
 
 
 def curve_file(curve: CostCurve, what: str) -> str:
-    """Return the text of a file for `load_curve`, with the sizes that are measured and the name of this machine."""
+    """Return the text of a file for `load_curve`, with the measured sizes and the name of this machine."""
     ms = [[round(float(row[size - 1]), 3) for size in SIZES] for row in curve.ms]
     fields = {"what": what, "machine": machine(), "contexts": curve.contexts, "sizes": list(SIZES), "ms": ms}
     return json.dumps(fields, indent=2) + "\n"

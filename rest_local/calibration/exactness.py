@@ -36,18 +36,13 @@ BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
 
 @dataclass
 class Comparison:
-    """Rows compared with n = 1.
-
-    - `different`, `flips`: rows that differ in any bit, and in their arg-max.
-    - `largest_gap`: largest difference between the two best logits of a row whose arg-max flips.
-    - `largest_change`: largest change of a logit, relative to the norm of its row.
-    """
+    """The rows compared with n = 1."""
 
     rows: int = 0
-    different: int = 0
-    flips: int = 0
-    largest_gap: float = 0.0
-    largest_change: float = 0.0
+    different: int = 0  # rows that differ in any bit
+    flips: int = 0  # rows that differ in their arg-max
+    largest_gap: float = 0.0  # largest difference between the two best logits of a row whose arg-max flips
+    largest_change: float = 0.0  # largest change of a logit, relative to the norm of its row
 
     @property
     def exact(self) -> bool:
@@ -87,7 +82,7 @@ class Comparison:
 
 
 class Runner:
-    """Evaluates chains on one sequence in all sequence ids."""
+    """A runner that evaluates chains on one sequence in all sequence ids."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -104,7 +99,7 @@ class Runner:
             self.n_past += len(part)
 
     def evaluate(self, tokens: Sequence[int], keep: int) -> Logits:
-        """Evaluate `tokens` at the current position, and keep the first `keep` in the KV cache. Returns their logits, a
+        """Evaluate `tokens` at the current position, keep the first `keep` in the KV cache, and return their logits, a
         float32 [n, n_vocab] view. Raises DecodeFailed.
         """
         backend = self.backend
@@ -128,9 +123,8 @@ class Runner:
 
 
 def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
-    """Return the logits of the tokens of the text, evaluated one at a time: float32 [n, n_vocab].
-
-    Clears the KV cache before and after.
+    """Return the logits of the text's tokens, evaluated one at a time: float32 [n, n_vocab]. Clears the KV cache before
+    and after.
     """
     try:
         backend.clear()
@@ -144,7 +138,7 @@ def compare_drafts(
     backend: Backend, text: Sequence[int], reference: Logits, drafts: Drafts, longest: int, neighbour: bool = False
 ) -> Comparison:
     """Compare `reference` (`rows_alone` of the text) with steps of random drafts, each accepted as far as it follows
-    the text. `neighbour`: a second sequence occupies cells before this one's, takes more between its steps, and
+    the text. With a `neighbour`, a second sequence occupies cells before this one's, takes more between its steps, and
     sometimes frees them all; the backend needs at least two slots. Clears the KV cache before and after.
     """
     result = Comparison()
@@ -182,7 +176,7 @@ def compare_drafts(
 
 
 class _Neighbour:
-    """A second sequence in the second slot. Its logits are not compared."""
+    """A second sequence in the second slot, whose logits are not compared."""
 
     def __init__(self, backend: Backend, text: Sequence[int], rng: np.random.Generator) -> None:
         self._slot = Slot(backend, 1)
@@ -210,7 +204,7 @@ class _Neighbour:
 def _random_chain(
     text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """Draft a chain below text[begin], right or with a wrong tail, and its nodes that follow the text."""
+    """Make a chain below text[begin], right or with a wrong tail. Return it and its nodes that follow the text."""
     size = int(rng.choice([n for n in BATCH_SIZES if n <= longest + 1]))
     truth = text[begin + 1 : begin + size]
     keep = int(rng.integers(0, len(truth) + 1)) if rng.random() < 0.5 else len(truth)
@@ -225,7 +219,7 @@ def _random_chain(
 def _random_tree(
     text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """Draft a tree below text[begin], and return it with its nodes that follow the text."""
+    """Make a tree below text[begin]. Return it and its nodes that follow the text."""
     tree = DraftTree(leaves)
     path: list[int] = []
     truth = text[begin + 1 : begin + 1 + int(rng.integers(0, 5))]
@@ -246,19 +240,19 @@ def _random_tree(
     return tree, path
 
 
+# Rows that the guarantee needs. In settings that are not exact, 1% to 30% of the rows differ (docs/LOG.md). 32 rows
+# miss a difference of 1% in three of four runs, 256 rows in one of 13.
 LEAST_ROWS = 256
-"""Rows that the guarantee needs. In settings that are not exact, 1% to 30% of the rows differ (docs/LOG.md). 32 rows
-miss a difference of 1% in three of four runs, 256 rows in one of 13."""
 
 SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
 FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
-N_CTX = 1024  # tokens that the plan needs, which is also the length of the text
+N_CTX = 1024  # tokens of context that the plan needs; the text is as long
 DEPTH = N_CTX - LEAST_ROWS  # attention works in blocks, so half as many rows from here on are compared too
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`n` rows at the positions from `position` on, with the text from token `offset` on."""
+    """A segment of `n` rows at the positions from `position` on, with the text from token `offset` on."""
 
     position: int
     n: int
@@ -266,10 +260,8 @@ class Segment:
 
 
 def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
-    """Return the rows to compare in a context of `n_ctx` tokens.
-
-    They are LEAST_ROWS rows at its start, in a short context in several rounds over different text, and half as many
-    from DEPTH on if a chain of `largest` tokens fits after them.
+    """Plan the rows to compare in a context of `n_ctx` tokens: LEAST_ROWS rows at its start, in a short context in
+    several rounds over different text, and half as many from DEPTH on if a chain of `largest` tokens fits after them.
     """
     usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
     segments = []
@@ -290,8 +282,8 @@ def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
 
 
 class SelfTest:
-    """Compares chains of up to `longest` drafted tokens with plain decoding. `text`: real token ids, repeated if they
-    are too few. `known`: a result of `to_dict` to continue from.
+    """A test that compares chains of up to `longest` drafted tokens with plain decoding. `text` has real token ids,
+    which repeat if they are too few. It continues from `known`, a result of `to_dict`.
     """
 
     def __init__(
@@ -316,7 +308,7 @@ class SelfTest:
         return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
 
     def run(self, seconds: float) -> bool:
-        """Continue for `seconds`, and for at least one decode. Returns `complete`. Raises DecodeFailed."""
+        """Continue for `seconds`, and for at least one decode. Return `complete`. Raises DecodeFailed."""
         begun = time.perf_counter()
         while not self.complete and not next(self._steps, True):
             if time.perf_counter() - begun >= seconds:
@@ -324,14 +316,14 @@ class SelfTest:
         return self.complete
 
     def begin(self) -> float:
-        """Compare the first rows. Returns about how many seconds the others take. Raises DecodeFailed."""
+        """Compare the first rows, and return about how many seconds the others take. Raises DecodeFailed."""
         while not self.complete and (self.comparison.rows < FIRST or self.plain_ms == math.inf):
             self.run(0.0)
         row_ms = 2.0 * self.plain_ms  # a row alone, its part of a chain, and of the text before DEPTH
         return 0.0 if self.complete else 1e-3 * row_ms * (self.rows_needed - self.comparison.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON. `exact`: whether the guarantee holds."""
+        """Return the result for JSON. `exact` tells whether the guarantee holds."""
         return {
             **self.comparison.to_dict(),
             "rows_needed": self.rows_needed,
@@ -340,9 +332,9 @@ class SelfTest:
         }
 
     def _run(self) -> Iterator[None]:
-        """Compare the remaining segments; yields after every decode."""
+        """Compare the remaining segments, and yield after every decode."""
         runner = Runner(self.backend)
-        cells: tuple[int, int] | None = None  # end position and offset of the text in the KV cache
+        cells: tuple[int, int] | None = None  # (end position, offset) of the text in the KV cache
         first = 0
         for number, segment in enumerate(self.segments):
             first += segment.n
@@ -365,7 +357,7 @@ class SelfTest:
             yield
 
     def _compare(self, runner: Runner, segment: Segment, found: Comparison, rng: np.random.Generator) -> Iterator[None]:
-        """Evaluate the rows in chains first, then alone; the tokens then stay in the KV cache."""
+        """Evaluate the rows in chains first, then alone. The tokens then stay in the KV cache."""
         begin, end = segment.position, segment.position + segment.n
         restore = _checkpoint(self.backend, begin)
         drafted: list[NDArray[np.float32]] = []
@@ -400,9 +392,8 @@ def guarantees_exactness(found: Comparison, rows_needed: int) -> bool:
 
 
 def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
-    """Return a function that restores the KV cache to its present state at `position`.
-
-    Recurrent state, which has one sequence id, is restored from a copy: it can be rolled back only within a step.
+    """Return a function that restores the KV cache to its present state at `position`. Recurrent state, which has one
+    sequence id, is restored from a copy, because it can be rolled back only within a step.
     """
     state = backend.save(0) if backend.n_branches == 1 and position else b""
 

@@ -18,22 +18,21 @@ from rest_local.paths import cache_dir
 if TYPE_CHECKING:
     from rest_local.llama.model import Model
 
-FOLDER = "tuning"  # in the cache directory
-FIELD = "model"  # of a curve's file
+FOLDER = "tuning"  # a folder in the cache directory
+FIELD = "model"  # a field in a curve's file
 
 
 @dataclass(frozen=True)
 class Known:
-    """A model file that was used here. vocabulary: its hash; final: a whole curve was measured."""
+    """A model file that was used here. `vocabulary` is a hash. If `final`, a whole curve was measured."""
 
     vocabulary: str
     final: bool
 
 
 def note_of(model: Model) -> dict[str, Any]:
-    """Return what a curve's file says of its model: all its files with size and time, and its vocabulary's hash.
-
-    It says nothing if keys are overridden, because they can change the vocabulary.
+    """Return what a curve's file says of its model: all its files with size and time, and the hash of its vocabulary.
+    Return nothing if keys are overridden: they can change the vocabulary.
     """
     if model.options.override_kv:
         return {}
@@ -41,7 +40,7 @@ def note_of(model: Model) -> dict[str, Any]:
 
 
 def known_models() -> dict[tuple[str, int, int], Known]:
-    """By real path, size in bytes and modification time in ns of the (first) file."""
+    """Return the known models by real path, size in bytes and modification time in ns of the (first) file."""
     found: dict[tuple[str, int, int], Known] = {}
     with suppress(OSError):
         for path in sorted((cache_dir() / FOLDER).glob("*.json")):

@@ -63,8 +63,9 @@ Progress = Callable[[int, int], None]  # (batches done, batches in all); the sec
 
 
 class LoadMeter:
-    """`threads`: number of threads that compute; 0 on a GPU, whose work takes no CPU time, so that no load can be
-    detected. `known_busy`: another way to know that the machine is busy.
+    """A meter of other processes that use the machine. `threads` gives the number of threads that compute; 0 on a GPU,
+    whose work takes no CPU time, so that no load can be detected. `known_busy` is another way to know that the machine
+    is busy.
     """
 
     def __init__(self, threads: Callable[[], int], known_busy: Callable[[], bool] | None = None) -> None:
@@ -76,7 +77,7 @@ class LoadMeter:
         self._last = _usage()
 
     def busy(self, ms: float, steps: int = 1) -> bool:
-        """Return True if other processes used the machine since the last call. `steps` steps took `ms` of that time."""
+        """Return True if others used the machine since the last call. `steps` steps of the interval took `ms`."""
         last, self._last = self._last, _usage()
         wall, cpu, preempted = self._last[0] - last[0], self._last[1] - last[1], self._last[2] - last[2]
         if self._known_busy is not None and self._known_busy():
@@ -88,13 +89,13 @@ class LoadMeter:
 
 
 def _usage() -> tuple[float, float, float]:
-    """Return the clock, the process's CPU time in seconds and the number of preemptions. Takes 1.5 us."""
+    """Return the clock and the process's CPU time in seconds, and the number of preemptions. Takes 1.5 us."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return time.perf_counter(), usage.ru_utime + usage.ru_stime, float(usage.ru_nivcsw)
 
 
 class DecodeProbe:
-    """Times one decode of n tokens after `n_ctx` others. It fills the KV cache once per context length.
+    """A probe that times one decode of n tokens after `n_ctx` others. It fills the KV cache once per context length.
 
     A plain step precedes each decode, as in generation: llama.cpp keeps the graph of the last decode and builds a new
     one for another size (0.2 ms for the toy model). The cache is cleared at another length; the next user of the
@@ -142,7 +143,7 @@ class DecodeProbe:
 
 
 def probe_slot(slot: Slot, tokens: Sequence[int], meter: LoadMeter | None = None) -> Timing | None:
-    """Time a batch of these tokens after the text of a slot, as a draft that is rejected. Returns None if there is no
+    """Time a batch of these tokens after the text of a slot, as a draft that is rejected. Return None if there is no
     room or the decode is aborted. The memory of the model must be able to remove a tail.
     """
     backend, n = slot.backend, len(tokens)
@@ -167,17 +168,12 @@ def probe_slot(slot: Slot, tokens: Sequence[int], meter: LoadMeter | None = None
 
 @dataclass
 class Measured:
-    """A measured curve.
-
-    - `complete`: every size was timed at every length, in rounds that agree, on a machine without other work.
-    - `noise`: relative spread of the rounds of a typical size.
-    - `busy`: share of the batches that other processes disturbed.
-    """
+    """A measured curve."""
 
     curve: CostCurve
-    complete: bool
-    noise: float
-    busy: float
+    complete: bool  # every size was timed at every length, in rounds that agree, on a machine without other work
+    noise: float  # relative spread of the rounds of a typical size
+    busy: float  # share of the batches that other processes disturbed
 
     def teach(self, curve: CostCurve) -> None:
         """Let another curve learn these times, with a small weight if other processes disturbed them."""
@@ -187,26 +183,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """The times of the first batches on a machine, and which of them had the bits of plain steps.
+    """The times of the first batches on a machine, and the longest draft with the bits of plain steps."""
 
-    - `timed`: (tokens in a batch, time). The first plain step is left out, because it also builds graphs and reads
-      weights from the disk.
-    - `longest`: the most drafted tokens of a batch in which every row had the bits of a plain step; 0 if none did.
-    """
-
+    # (tokens in a batch, time). The first plain step is left out, as it also builds graphs and reads weights from disk.
     timed: list[tuple[int, Timing]]
-    longest: int
+    longest: int  # the most drafted tokens of a batch in which every row had the bits of a plain step; 0 if none did
 
 
-CHECKED = (
-    2,
-    4,
-    8,
-    3,
-    16,
-    31,
-)
-"""The batch sizes to check, in this order. Kernels change at powers of two, and some take odd rows apart."""
+CHECKED = (2, 4, 8, 3, 16, 31)  # batch sizes in order: kernels change at powers of two, and some take odd rows apart
 ALWAYS_CHECKED = 16  # A larger batch is checked only if FIRST_MS leaves time for it.
 FIRST_MS = 1000.0
 
@@ -214,11 +198,11 @@ FIRST_MS = 1000.0
 def first_steps(
     backend: Backend, text: Sequence[int], meter: LoadMeter | None = None, *, compare: bool = True
 ) -> FirstSteps:
-    """Evaluate the beginning of `text` in plain steps and in batches, and time both. `compare`: also compare the logits
-    bit by bit, and end with the first batch if that differs already.
+    """Evaluate the beginning of `text` in plain steps and in batches, and time both. With `compare`, also compare the
+    logits bit by bit, and end with the first batch if that differs already.
 
-    Takes about 35 plain steps, or 80 where these take less than FIRST_MS together. Clears the KV cache before and
-    after. Raises DecodeFailed.
+    Takes about 35 plain steps, or 80 if these take less than FIRST_MS together. Clears the KV cache before and after.
+    Raises DecodeFailed.
     """
     most = min(backend.max_outputs, backend.n_batch, backend.n_ctx // 2, len(text))
     plain: list[NDArray[np.float32]] = []
@@ -319,10 +303,9 @@ def measure(
 def fitted(
     contexts: Sequence[int], sizes: Sequence[int], rows: Sequence[NDArray[np.float64]], noise: float
 ) -> CostCurve:
-    """Return the curve of these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`.
-
-    It has a table over the sizes at the first length, and for each size a cost of attention that is proportional to the
-    context, fitted to all lengths.
+    """Fit a curve to these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`. It has a table over
+    the sizes at the first length, and for each size an attention cost proportional to the context, fitted to all
+    lengths.
     """
     times = np.stack([isotonic(row) for row in rows])
     error = max(STEP_ERROR, noise)
@@ -330,7 +313,7 @@ def fitted(
         deviations = Deviations(error, (error,) * len(KNOTS), (0.7,) * len(ATTENTION_KNOTS))
         return _curve(contexts, sizes, times, deviations, noise)
     further = np.array(contexts, np.float64)[1:] - contexts[0]
-    weight = further / times[1:].T  # errors are relative, so each length counts by the inverse of its time
+    weight = further / times[1:].T  # Errors are relative, so each length counts by the inverse of its time.
     slope = isotonic(np.maximum(((times[1:] - times[0]).T / times[1:].T * weight).sum(1) / (weight**2).sum(1), 0.0))
     table = np.stack([times[0], times[0] + further[-1] * slope])
     deviations = Deviations(error, (error,) * len(KNOTS), (2 * error,) * len(ATTENTION_KNOTS))
@@ -346,7 +329,7 @@ def _curve(
 
 
 def _spread(times: Sequence[float]) -> float:
-    """Return the relative spread of the rounds below their median; disturbed batches lie above it."""
+    """Return the relative spread of the rounds below their median. Disturbed batches lie above it, and do no harm."""
     if not times:
         return 1.0
     low, middle = np.quantile(times, [0.125, 0.5])
@@ -354,8 +337,8 @@ def _spread(times: Sequence[float]) -> float:
 
 
 def advantages(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
-    """For drafts of 1 to 63 tokens: {"draft", "steps": its cost in plain steps, "least_accepted": the accepted tokens
-    from which on it pays, or None if it never pays}.
+    """Return, for drafts of 1 to 63 tokens, {"draft", "steps": its cost in plain steps, "least_accepted": the accepted
+    tokens from which on it pays, or None if it never pays}.
     """
     line = curve.expected(n_ctx)
     rows = []
@@ -369,7 +352,7 @@ def advantages(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
 
 
 def explain(curve: CostCurve, n_ctx: int) -> Iterator[str]:
-    """One sentence for a plain step at this context length, and one for each draft."""
+    """Yield one sentence for a plain step at this context length, and one for each draft."""
     line = curve.expected(n_ctx)
     yield f"At {n_ctx} tokens of context one token takes {line[0]:.3g} ms, {1e3 / line[0]:.3g} tokens a second."
     for row in advantages(curve, n_ctx):

@@ -16,40 +16,37 @@ from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, MOST_SNAPSHOTS, ModelOptions
 
+# How close an answer with drafts is to one without:
+#
+# - `exact`: a complete self-test has found no bit that drafting changes; until then requests are decoded plainly.
+# - `same`: the kernels give a row the same bits in every batch up to a measured size (`measuring.first_steps`). This is
+#   the default on a CPU.
+# - `fast`: verification is cheapest, and a token can differ at a near-tie. This is the default on a GPU.
 Fidelity = Literal["exact", "same", "fast"]
-"""How close an answer with drafts is to one without.
-
-- `exact`: a complete self-test has found no bit that drafting changes; until then requests are decoded plainly.
-- `same`: the kernels give a row the same bits in every batch up to a measured size (`measuring.first_steps`). This is
-  the default on a CPU.
-- `fast`: verification is cheapest, and a token can differ at a near-tie. This is the default on a GPU.
-"""
 
 Choice = tuple[bool, str, str]  # flash attention, cache type of K, cache type of V
 
+# With flash attention, llama.cpp's CPU code walks through the cells of a row one by one, whatever the batch, and skips
+# masked ones. Two shortcuts break that if K and V have one float type (`rest_local.llama.row_wise`), so K and V have
+# two types here. Long prompts are slow: they take 1.4 times as long at 1 000 tokens and 1.8 times at 3 500
+# (SmolLM2-135M on 2 cores of a Zen 4), and there is no slot and no neighbour that changes a bit.
 MIXED: tuple[Choice, ...] = ((True, "bf16", "f16"), (True, "q8_0", "f16"))
-"""With flash attention, llama.cpp's CPU code walks through the cells of a row one by one, whatever the batch, and skips
-those that are masked. Two shortcuts break that where K and V have one float type (`rest_local.llama.row_wise`), so K
-and V have two types here. Long prompts are slow: they take 1.4 times as long at 1 000 tokens and 1.8 times at 3 500
-(SmolLM2-135M on 2 cores of a Zen 4), and there is no slot and no neighbour that changes a bit.
-"""
+# The preferred first. If the shortcuts can be switched, long prompts take them and steps do not. A plain step costs the
+# same either way (11.6 ms at 1 000 tokens of context, 17.4 and 17.0 at 3 500).
 SAME: tuple[Choice, ...] = (*(((True, "f16", "f16"),) if row_wise.available() else ()), *MIXED)
-"""The preferred first. Where the shortcuts can be switched, long prompts take them and steps do not. A plain step costs
-the same either way (11.6 ms at 1 000 tokens of context, 17.4 and 17.0 at 3 500).
-"""
 EXACT: tuple[Choice, ...] = (
     *MIXED, (True, "bf16", "bf16"), (True, "q8_0", "q8_0"), (False, "f16", "f16"), (True, "f16", "f16"),
 )  # fmt: skip
 FAST: tuple[Choice, ...] = ((False, "f16", "f16"), (True, "f16", "f16"))
 
+# For these architectures llama.cpp copies whole sequences only, and ends the process if it is asked for a part (so that
+# it cannot be tried here). The copy also comes with the next pass, over what is restored until then.
 NO_COPIES = ("deepseek4",)
-"""Architectures of which llama.cpp copies whole sequences only, and ends the process where it is asked for a part (so
-that it cannot be tried here). The copy also comes with the next pass, over what is restored until then."""
 
 
 def capability_of(model: Model, context: Context, fidelity: Fidelity, longest: int = LONGEST_CHAIN) -> Capability:
-    """Return what drafts this model can verify in this context, and why. `longest`: the most drafted tokens of a batch
-    whose rows have the bits of plain steps.
+    """Return what drafts this model can verify in this context, and why. `longest` is the most drafted tokens of a
+    batch whose rows have the bits of plain steps.
     """
     if model.has_encoder:
         return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
@@ -96,7 +93,7 @@ def for_memory_of(model: Model, wanted: ContextSettings) -> ContextSettings:
 
 
 def snapshots(options: ModelOptions) -> int:
-    """Return how many snapshots of a recurrent state each slot keeps. llama.cpp keeps none if it cannot use them."""
+    """Return the snapshots of a recurrent state for each slot. llama.cpp makes 0 if it cannot roll a model back."""
     return MOST_SNAPSHOTS if options.rollback is None else options.rollback
 
 
@@ -116,7 +113,7 @@ def candidates(
     """Return the settings of this fidelity that `options` leave open, the preferred first on a CPU. There may be none
     for `same`, whose settings are known ones: nothing else is taken in their place.
 
-    `cpu`: whether the CPU computes. A GPU may have no kernel for two cache types, and leave attention to the CPU.
+    `cpu` is True if the CPU computes. A GPU may have no kernel for two cache types, and leave attention to the CPU.
     """
     if fidelity == "same":
         known = open_settings(wanted, ModelOptions(), SAME)

@@ -28,14 +28,14 @@ from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, ModelOptions
 
-Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
+Progress = Callable[[str, int, int], None]  # (name of the setting, its number from 1, number of settings)
 
 
 @dataclass
 class Setting:
-    """One combination. `plain_ms`, `step_ms`: time of a step of 1 and of 16 tokens. `plain`, `step`: the same relative
-    to the fastest setting. `cases`: for each kind of draft, alone and with neighbours, what `Comparison.to_dict` says.
-    `refused`: the error of llama.cpp if it cannot compute in this setting.
+    """A combination, with the times of a step of 1 and of 16 tokens (`plain_ms`, `step_ms`), also relative to the
+    fastest setting (`plain`, `step`). `cases` has `Comparison.to_dict` for each kind of draft, alone and with
+    neighbours. `refused` is the error of llama.cpp if it cannot compute in this setting.
     """
 
     flash_attention: bool
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Flash attention, cache type and threads as a phrase."""
+        """Return flash attention, cache type and threads as a phrase."""
         k, v = self.cache_type_k, self.cache_type_v
         cache = k if k == v else f"{k}/{v}"
         return f"flash attention {'on' if self.flash_attention else 'off'}, {cache} cache, {self.threads} threads"
@@ -93,7 +93,7 @@ def survey(model: Model, threads: int | None, seconds: float, progress: Progress
 
 
 def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -> Iterator[ContextSettings]:
-    """Every combination that `options` leave open, with all threads first."""
+    """Yield every combination that `options` leave open, with all threads first."""
     mixed = MIXED if options.flash_attention != "off" else ()
     choices = [*mixed, *((flash, each, each) for flash, each in product((True, False), CACHE_TYPES))]
     for count in dict.fromkeys((threads, 1)):
@@ -103,8 +103,9 @@ def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -
 def _measure(
     model: Model, settings: ContextSettings, setting: Setting, text: Sequence[int], seconds: float
 ) -> Capability | None:
-    """Fill in one setting in `seconds`, or with a segment beyond the 64th cell, from which on some settings
-    differ. Returns None if llama.cpp refuses."""
+    """Fill in one setting in `seconds`, or with a segment beyond the 64th cell, from which on some settings differ.
+    Return None if llama.cpp refuses.
+    """
     try:
         context = Context(model, replace(settings, n_slots=2))
     except ModelError as error:
@@ -125,7 +126,7 @@ def _measure(
 
 
 def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
-    """Milliseconds of a plain step and of a step of 16 tokens: the least of three."""
+    """Return the milliseconds of a plain step and of a step of 16 tokens: the least of three."""
     probe = DecodeProbe(context, text)
     length, size = min(256, context.n_ctx // 2), min(16, context.max_outputs)
     probe(size, length)  # the first decode of a size also builds its graph

@@ -66,7 +66,7 @@ log = logging.getLogger("rest_local.tuning")
 progress = log.getChild("progress")  # It reports work that takes a while.
 
 FORMAT = 9
-CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
+CONTEXTS = (64, 512, 2048)  # context lengths for `tune_thoroughly`, as far as they fit
 SELF_TEST_S = 2.0
 # A load spends at most this long on the self-test of `--exact`, which takes as long as some 600 plain steps.
 EXACT_TEST_S = 60.0
@@ -74,28 +74,20 @@ EXACT_TEST_S = 60.0
 
 @dataclass
 class Tuning:
-    """The chosen settings and what was measured in them.
-
-    - `fidelity`: what the settings were chosen for; `fast` where none were found for `same`.
-    - `longest`: the most drafted tokens that change no bit, as far as the first steps tell.
-    - `exact`: a complete self-test found no difference.
-    - `unsuitable`: settings in which it found one, or that llama.cpp refuses.
-    - `estimate`: name of the shipped curve whose shape was taken; empty if all sizes were measured.
-    - `model`: for `known.known_models`; a file of an older version has none.
-    """
+    """The chosen settings and what was measured in them."""
 
     settings: ContextSettings
     curve: CostCurve
     self_test: dict[str, Any]
-    exact: bool
+    exact: bool  # a complete self-test found no difference
     measured_at: float = 0.0  # seconds since the epoch
-    unsuitable: list[ContextSettings] = field(default_factory=list)
-    estimate: str = ""
+    unsuitable: list[ContextSettings] = field(default_factory=list)  # the self-test failed, or llama.cpp refuses them
+    estimate: str = ""  # name of the shipped curve whose shape was taken; empty if all sizes were measured
     path: Path | None = None
     seconds: float = 0.0  # duration of `tune` in this process
-    model: Mapping[str, Any] = field(default_factory=dict)
-    fidelity: Fidelity = "fast"
-    longest: int = LONGEST_CHAIN
+    model: Mapping[str, Any] = field(default_factory=dict)  # note for `known.known_models`; older files have none
+    fidelity: Fidelity = "fast"  # `fast` also if no settings were found for `same`
+    longest: int = LONGEST_CHAIN  # the most drafted tokens that change no bit, as far as the first steps tell
 
     @property
     def final(self) -> bool:
@@ -110,7 +102,7 @@ class Tuning:
         return max(0.0, time.time() - self.measured_at)
 
     def state(self) -> dict[str, Any]:
-        """Say how certain the curve is, for the user and for JSON."""
+        """Describe how certain the curve is, for the user and for JSON."""
         deviations = self.curve.uncertainty(0)
         return {
             "state": "final" if self.final else "provisional",
@@ -123,7 +115,7 @@ class Tuning:
 
     @property
     def testing(self) -> str:
-        """Describe the progress of the self-test of `--exact`; empty if it is complete or has found a difference."""
+        """Describe the progress of the self-test of `--exact`, or return nothing if it has ended."""
         result = self.self_test
         if not result or result.get("complete", True) or self.settings in self.unsuitable:
             return ""
@@ -136,7 +128,7 @@ class Tuning:
             self.unsuitable.append(self.settings)
 
     def store(self) -> None:
-        """Write it to disk, with the corrections of the curve. A cache that cannot be written only costs time later."""
+        """Write the tuning, with the corrections of the curve. If that fails, it only costs time later."""
         if self.path is None:
             return
         try:
@@ -220,7 +212,7 @@ def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Co
     context, tuning = _tune_anew(model, wanted, fidelity, unsuitable)
     tuning.path, tuning.model = path, known.note_of(model)
     if fidelity == "exact":
-        tuning.store()  # an estimate is stored at the end, after real steps have refined it
+        tuning.store()  # An estimate is stored at the end, after real steps have refined it.
     return context, tuning
 
 
@@ -258,7 +250,7 @@ def _tune_anew(
                     longest=first.longest,
                 )
             context.close()
-            break  # the weights make the difference, which another cache does not change
+            break  # The weights make the difference, which another cache does not change.
         fidelity = "fast"
         context = _first_that_works(model, preferred(model, wanted))
     curve, name, _ = _first_curve(model, context, compare=False)
@@ -269,7 +261,7 @@ def _tune_anew(
 
 
 def load_meter(model: Model, context: Context, known_busy: Callable[[], bool] | None = None) -> LoadMeter:
-    """Return a meter that detects other processes if the CPU computes. `known_busy`: another way to know that."""
+    """Return a meter that detects other processes if the CPU computes. `known_busy` is another way to know that."""
     return LoadMeter(lambda: context.threads, known_busy) if on_cpu(model) else LoadMeter(lambda: 0)
 
 
@@ -279,7 +271,7 @@ def _first_curve(model: Model, context: Context, compare: bool) -> tuple[CostCur
     """
     first = FirstSteps([], 0)
     try:
-        if not model.has_encoder:  # such a model is decoded plainly, and real steps tell what that costs
+        if not model.has_encoder:  # Real steps tell the cost of such a model, which is decoded plainly.
             text = self_test_text(model, context.n_ctx)
             first = first_steps(context, text, load_meter(model, context), compare=compare)
     except BaseException:
@@ -296,9 +288,9 @@ def tune_thoroughly(
 ) -> tuple[Tuning, Measured]:
     """Measure all sizes at several context lengths in the cheapest of the open settings, and store the result.
 
-    `tuning`: the present tuning, which the result replaces; in exact mode only its curve is replaced. An incomplete
-    result, or one from a busy machine, does not replace it, but its curve learns from the result. Takes at least about
-    700 plain steps. Raises ModelError, and ValueError if the clock stands still.
+    It replaces the present `tuning`; in exact mode only its curve is replaced. An incomplete result, or one from a busy
+    machine, does not replace it, but its curve learns from the result. Takes at least about 700 plain steps. Raises
+    ModelError, and ValueError if the clock stands still.
     """
     wanted = for_memory_of(model, wanted)
     keeps = tuning.fidelity != "fast" or tuning.unsuitable
@@ -380,8 +372,8 @@ def run_exact_self_test(
     seconds: float,
     known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run the self-test of `--exact` in this context for at most `seconds`, and clear the context. `known`: an earlier
-    result to continue from. Returns `SelfTest.to_dict`. Raises DecodeFailed.
+    """Run the self-test of `--exact` in this context for at most `seconds`, from an earlier result `known` on, and
+    clear the context. Return `SelfTest.to_dict`. Raises DecodeFailed.
     """
     test = SelfTest(context, real_text(model, N_CTX), capability.longest, known)
     if left := test.begin():
@@ -418,21 +410,20 @@ def fast_self_test(model: Model, context: Context, capability: Capability) -> Co
 
 
 def self_test_text(model: Model, n_ctx: int) -> list[int]:
-    """Real text for measurements, at most 256 tokens and half the context, as token ids."""
+    """Return real text for measurements, at most 256 tokens and half the context, as token ids."""
     return real_text(model, min(256, n_ctx // 2))
 
 
 def real_text(model: Model, most: int) -> list[int]:
     """Return the first `most` tokens of this source file."""
-    source = Path(__file__).read_text("utf-8")[: 16 * most]  # no token of such text has more characters
+    source = Path(__file__).read_text("utf-8")[: 16 * most]  # tokens of such text have fewer characters
     tokens = model.vocabulary.tokenize(source, special=False, add_special=True)
     return [int(t) for t in tokens[:most]]
 
 
 def _key(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> str:
-    """Return a hash of everything that a measurement depends on.
-
-    The size of the context and the number of slots are no part of it. A self-test depends on the size up to N_CTX.
+    """Hash everything that a measurement depends on. The size of the context and the number of slots are no part of it;
+    a self-test of exact mode depends on the context size up to N_CTX.
     """
     n_ctx = min(wanted.n_ctx, N_CTX) if fidelity == "exact" else N_CTX
     relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
