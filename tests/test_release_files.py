@@ -174,8 +174,10 @@ def unit_variables(unit: Path, state: Path, cache: Path) -> dict[str, str]:
 
 
 def test_a_service_loads_answers_and_ends_in_the_environment_of_its_unit(free_port: int, tmp_path: Path) -> None:
-    """With the variables of the unit alone, without a home directory of a user, and where memory that was written
-    cannot be executed. The health check is the image's."""
+    """It has only the unit's variables, no home directory, and no writable memory that can be executed.
+
+    The health check is the image's.
+    """
     environment = unit_variables(SYSTEM, tmp_path / "lib", tmp_path / "cache")
     assert environment["HOME"] == str(tmp_path / "lib" / "rest-local"), "what StateDirectory= makes"
     environment |= {"REST_LOCAL_CONFIG": str(tmp_path / "none.toml"), "REST_LOCAL_PORT": str(free_port)}

@@ -105,7 +105,7 @@ def test_a_child_that_does_not_start_is_told_apart(worker: Worker, monkeypatch: 
 
 
 def test_time_in_which_the_child_has_no_processor_does_not_count(worker: Worker) -> None:
-    """As on a busy machine: the child is stopped for longer than a request may take."""
+    """The child is stopped for longer than a request may take, as on a busy machine."""
     worker.ask(b"a", 5.0)
     child = pid(worker)
     os.kill(child, signal.SIGSTOP)
@@ -140,7 +140,7 @@ def test_the_wait_for_other_requests_is_limited(worker: Worker) -> None:
 
 
 def test_a_stopped_thread_does_not_wait() -> None:
-    """Neither a thread whose request runs nor one that waits for its turn."""
+    """That holds for a thread whose request runs and for one that waits for its turn."""
     own, stops, ended = Worker(renderer.__name__), [Stop(), Stop()], []
 
     def work(stop: Stop) -> None:

@@ -69,7 +69,7 @@ def test_without_ray_the_error_names_the_extra(requests: Path, monkeypatch: pyte
 
 
 def test_a_cluster_that_does_not_answer_is_one_line(requests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an address without a server, at once; Ray itself would try for many minutes."""
+    """The error comes at once for an address without a server. Ray itself would try for many minutes."""
     unconnected = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", unconnected)
     monkeypatch.setitem(sys.modules, "ray.data", SimpleNamespace())

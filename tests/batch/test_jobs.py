@@ -126,7 +126,7 @@ def test_a_wrong_shard_is_refused(text: str) -> None:
 
 @given(st.lists(st.text("ab", max_size=4), min_size=1, max_size=12))
 def test_prompts_that_begin_alike_are_neighbours(prompts: list[str]) -> None:
-    """Of prompts with any beginning in common there is one run without a gap."""
+    """The prompts with any common beginning form one run without a gap."""
     found = in_order(read(*({"max_tokens": len(p), "seed": 1, "prompt": p} for p in prompts)))
     ordered = [json.loads(job.body)["prompt"] for job in found]
     assert sorted(ordered) == sorted(prompts)

@@ -59,7 +59,7 @@ def test_lines_are_written_and_found_again(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_cut_at_any_byte_goes_on_with_its_whole_lines(tmp_path: Path, name: str) -> None:
-    """Nothing lost, nothing doubled: after the missing lines are written, it has each line once."""
+    """After the missing lines are written, it has each line once."""
     path, jobs = tmp_path / name, jobs_of(3)
     write(path, jobs, [record_of(job) for job in jobs])
     whole = path.read_bytes()

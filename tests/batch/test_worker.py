@@ -149,7 +149,7 @@ LINES = [
 
 
 def test_in_exact_mode_only_the_job_decides_what_its_line_says() -> None:
-    """Whatever the order, and whatever was answered before: the same bytes, `created` aside."""
+    """Neither the order nor earlier answers change a byte, `created` aside."""
     jobs = jobs_of(*LINES)
     runs = []
     for seed in (1, 2):

@@ -323,8 +323,10 @@ def test_an_unknown_gpu_without_valid_times_gets_a_curve() -> None:
 def test_ten_batches_correct_a_wrong_speed(
     deviations: Deviations, name: str, beyond: float, sizes: list[int], often: bool, busy: bool
 ) -> None:
-    """Each read or all read together. Up to 64 times too fast a step of 64 tokens may be due to its size, and so may
-    one that is too slow by no more than the size is uncertain: 1.9 times (GIVEN), 3.13 times (ESTIMATED).
+    """The batches are read each or all together.
+
+    If a step of 64 tokens is up to 64 times too fast, its size may be the reason. So may it be if it is too slow by no
+    more than the size is uncertain: 1.9 times (GIVEN), 3.13 times (ESTIMATED).
     """
     curve = load_curve(name)
     true = curve.expected(600)

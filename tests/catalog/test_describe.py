@@ -77,7 +77,7 @@ def test_a_damaged_model_is_listed_with_its_error(store: Put, tiny_model: TinyMo
 
 @given(st.data())
 def test_no_damage_is_more_than_an_error(data: st.DataObject) -> None:
-    """Any bytes in the place of any others, and any end: a header, or ModelInvalid."""
+    """A file with any bytes replaced, or cut anywhere, gives a header or ModelInvalid."""
     content = bytearray(demo_model().read_bytes()[:4096])
     at = data.draw(st.integers(24, len(content) - 9))
     content[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))

@@ -86,7 +86,7 @@ def test_an_interrupted_download_goes_on_in_the_next_call(hub: Hub, hub_server: 
 
 @pytest.mark.parametrize("left", [b"GGUF something else" * 100, b"x" * 40_000])
 def test_wrong_bytes_are_deleted(hub: Hub, hub_server: HubServer, left: bytes) -> None:
-    """Of the hub, and of a part that does not belong to the file."""
+    """The hub sends them, or a part does not belong to the file."""
     hub_server.wrong = {"tiny-Q8_0.gguf"}
     with pytest.raises(
         DownloadFailed, match=r"tiny-Q8_0\.gguf has another sha256 than the hub names, so it was deleted"
@@ -185,7 +185,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
 
 
 def test_a_killed_download_goes_on_in_another_process(hub: Hub, hub_server: HubServer) -> None:
-    """With the library's own pieces of 10 MB; and while one process downloads, another one is refused."""
+    """The library has its own pieces of 10 MB. While one process downloads, another one is refused."""
     data = bytes(range(256)) * 100_000  # 25.6 MB
     hub_server.repos[REPO]["tiny-Q6_K.gguf"] = data
     hub_server.break_at, hub_server.hold = [22_000_000], threading.Event()

@@ -191,7 +191,7 @@ def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
 
 
 def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
-    """Nothing lost, nothing doubled; `tests/soak/soak_batch.py` does it 50 times."""
+    """No line is lost or doubled. `tests/soak/soak_batch.py` does it 50 times."""
     kill_and_go_on(tmp_path, "out.jsonl.gz", kills=1, requests=20, random=random.Random(1))
 
 

@@ -47,7 +47,7 @@ def chat(data: Path, tmp_path: Path) -> Iterator[Open]:
 
 
 def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:
-    """With its indentation; Windows line ends are line ends, a path is no command, and Ctrl-D leaves."""
+    """It keeps its indentation, Windows line ends are line ends, a path is no command, and Ctrl-D leaves."""
     terminal = chat(width=200, height=60)
     assert "model: /help for help" in terminal.screen(), "the name that -m takes, not the one in the file"
     terminal.type("hello", "Enter")
@@ -112,7 +112,7 @@ def test_ctrl_c_right_after_enter_stops_the_answer(chat: Open) -> None:
 
 
 def test_a_text_that_is_pasted_during_an_answer_is_one_message(chat: Open) -> None:
-    """Else each line would be a message, and the system would cut a line of more than 4,095 bytes."""
+    """Otherwise each line would be a message, and the system would cut a line of more than 4,095 bytes."""
     terminal = chat(width=200, height=100)
     terminal.type("until a key", "Enter")
     terminal.wait_until(being_written, "answer")

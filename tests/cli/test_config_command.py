@@ -197,7 +197,7 @@ def test_a_write_that_fails_leaves_the_file(call: Call, path: Path, monkeypatch:
 
 
 def test_what_is_no_file_is_not_replaced(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is set with a device for a file, such as /dev/null; it must stay one. A socket stands for it here."""
+    """A device such as /dev/null must stay one. A socket stands for it here."""
     listener = socket.socket(socket.AF_UNIX)
     monkeypatch.chdir(path.parent)  # the path of a socket has a limit
     listener.bind("device")
@@ -211,7 +211,7 @@ def test_what_is_no_file_is_not_replaced(call: Call, path: Path, monkeypatch: py
 
 
 def test_changes_at_one_moment_are_all_kept(path: Path) -> None:
-    """By threads, and so by processes: the lock belongs to the open file."""
+    """Threads make them. The lock belongs to the open file, so processes are safe as well."""
     profiles = [f"model-{n}" for n in range(8)]
     barrier = threading.Barrier(len(profiles))
 

@@ -85,7 +85,7 @@ def test_forget_all_says_what_is_gone_where_the_next_cannot_be(
 
 @pytest.mark.parametrize("arguments", [(), ("toy-1", "--all"), ("toy-1",), ("--all",)])
 def test_wrong_usage_forgets_nothing(call: Call, two: Path, arguments: tuple[str, ...]) -> None:
-    """Neither or both of NAME and --all; a pipe that cannot be asked."""
+    """It is wrong to give neither or both of NAME and --all, or to ask through a pipe."""
     done = call("history", "forget", *arguments)
     assert done.code == 2
     assert len(done.err.splitlines()) == 1

@@ -113,8 +113,9 @@ def test_names_with_colons_and_at_signs(home: Path) -> None:
 
 
 def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a real vocabulary: the tokens are those of the prompt that the chat template gives, then of the answer, and
-    a special token that a user spells out is none.
+    """They are those of the prompt that the chat template gives, then of the answer, in a real vocabulary.
+
+    A special token that a user spells out is none.
     """
     monkeypatch.undo()
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(home / "home"))

@@ -144,7 +144,7 @@ def test_a_child_that_dies_is_told(code: Code, capsys: pytest.CaptureFixture[str
 
 
 def test_it_ends_with_a_parent_that_is_killed(code: Code, tmp_path: Path) -> None:
-    """Nothing but the pipe tells it so."""
+    """Only the pipe tells it."""
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
@@ -242,7 +242,7 @@ def test_a_watch_ends_as_it_should(number: int, code_: int, code: Code, watching
 
 
 def test_a_killed_watch_leaves_a_good_datastore(code: Code, watching: Watching) -> None:
-    """At some moment of an update; `test_build` and others kill at every step of the commit."""
+    """It is killed at some moment of an update. `test_build` and others kill at every step of the commit."""
     child = watching("--json")
     assert child.stdout is not None
     (code.root / "0.py").write_text(f"{TEXT}# 0\n")

@@ -282,7 +282,7 @@ def conversing(request: pytest.FixtureRequest, home: Path) -> list[str]:
 def test_without_any_model_one_line_says_how_to_get_one(
     call: Call, conversing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is anything asked before."""
+    """It asks nothing before."""
     monkeypatch.setattr(Live, "chosen", lambda live: pytest.fail("asks whether to draft from the checkout"))
     done = call(*conversing)
     assert (done.code, done.out) == (1, "")

@@ -31,7 +31,7 @@ def chat(tokens: int) -> dict[str, object]:
 
 
 def test_loading_is_not_waited_for(tmp_path: Path) -> None:
-    """With an empty cache it measures for seconds, and keeps what it measured: nothing of that is there."""
+    """With an empty cache it would measure for seconds and keep the result, and nothing of that is there."""
     with process(REST_LOCAL_CACHE=str(tmp_path)) as server:
         address = server.errors.readline().split()[1]
         assert httpx.get(f"{address}/health").status_code == 503, "it serves, and so has its signal handlers"
@@ -41,7 +41,7 @@ def test_loading_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_second_sigterm_ends_at_once() -> None:
-    """With one the answer would go on to its end."""
+    """After one, the answer would go on to its end."""
     with process("--context-shift") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
         seen: list[str] = []
         endless = chat(8000) | {"rest_local": {"policy": "off"}}
@@ -133,8 +133,7 @@ def store(call: Callable[..., Any], tmp_path: Path) -> Store:
 
 
 def test_a_daemon_goes_on_when_its_terminal_closes(store: Store) -> None:
-    """That is a hangup, at which it opens the datastores again. It also logs the requests to the terminal that is
-    gone."""
+    """The hangup lets it open the datastores again. It also logs the requests to the terminal that is gone."""
     with at_terminal("--daemon", "-d", store.path) as (server, master, url):
         assert store.drafted(url) == 0
         store.build("quixotic = 17\n" * 3)
@@ -261,7 +260,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
 def test_a_service_with_several_addresses_reloads_at_sighup_and_ends_at_ctrl_c(store: Store, tmp_path: Path) -> None:
-    """With a template of one's own."""
+    """It has a template of its own."""
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}<<{{ message.content }}>>{% endfor %}{{ name }}")
     hosts = ["127.0.0.1", "::1"] if has_ipv6() else ["127.0.0.1"]

@@ -38,7 +38,7 @@ def test_every_request_is_answered_under_its_number(engine: Engine, kind: type) 
 
 
 def test_a_list_is_run_in_the_order_of_its_prompts(engine: Engine) -> None:
-    """With one token each and three slots, the first to end are those whose prompts come first."""
+    """There are three slots and one token each, so the prompts that come first end first."""
     requests = [Request([token, 5], max_tokens=1, ignore_end=True) for token in (9, 3, 7, 4, 8, 6)]
     assert [done.number for done in engine.batch(requests)][:3] == [1, 3, 5]
     assert [done.number for done in engine.batch(iter(requests))][:3] == [0, 1, 2]
@@ -103,7 +103,7 @@ def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
 
 
 def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -> None:
-    """Also of prompts whose beginning is in the cells already, from the request before or from another one."""
+    """Some prompts begin with text that is in the cells already, from the request before or another one."""
     begin = "import os\nimport sys\n" * 12
     with Engine.load(demo_model(), n_ctx=128, threads=1, exact=True) as engine:
         requests = [

@@ -190,7 +190,7 @@ def test_a_source_that_lies_is_believed_less_and_less(vocabulary: Vocabulary, mo
 
 
 def test_a_rejected_draft_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
-    """After every step, what is forced is what an answer is told that said the same tokens and rejected nothing."""
+    """After every step the same text is forced as for an answer that said the same tokens and rejected nothing."""
     grammar = GRAMMARS["schema"]
     rejected = 0
     for seed in range(4):

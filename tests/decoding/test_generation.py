@@ -170,7 +170,7 @@ def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
 
 
 def test_uncommitted_cells_are_dropped_by_the_next_request() -> None:
-    """As an interrupt between a decode and its bookkeeping leaves them."""
+    """An interrupt between a decode and its bookkeeping leaves such cells."""
     backend = FakeBackend()
     task = generation(backend, fortune("tree"), Greedy())
     prompt = [1, 2, 3, 4, 5, 6]
@@ -215,8 +215,9 @@ def test_what_drafting_took_is_the_lookups_or_the_drafts(
     driver_ms: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a clock that goes on by 10 ms at each look: verifying takes as much, and so do learning and what is left of a
-    step, which are booked with the next one.
+    """The clock goes on by 10 ms at each look, so verifying, learning and the rest of a step take as much.
+
+    The last two are booked with the next step.
     """
     ticks = count()
     monkeypatch.setattr(

@@ -160,8 +160,9 @@ def test_fast_answers_differ_at_near_ties_only(fast: Engine) -> None:
 
 
 def test_several_requests_share_passes(fast: Engine, exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of trees; answers leave what is said alone at near-ties only. An exact request among them has a head of its own
-    on a context of its own.
+    """They draft trees, and answers leave what is said alone at near-ties only.
+
+    An exact request among them has a head of its own on a context of its own.
     """
     wanted = answer(exact, PROMPTS[0], 40, policy="off").tokens
     with Service(fast) as service:
@@ -237,7 +238,7 @@ def test_loaded_cells(files: Files, exact: Engine, tmp_path: Path) -> None:
 
 
 def test_requests_cancelled_at_any_time(exact: Engine) -> None:
-    """In the middle of a prompt or a step, with passes of head and model broken off; later answers are right."""
+    """Later answers are right, although a prompt, a step, or a pass of the head or model was broken off."""
     prompt = PROMPT * 4
     with Service(exact) as service, drafting(exact, 20, 2):
         wanted = service.submit(asked(exact, prompt, policy="off")).wait(60).tokens
@@ -283,7 +284,7 @@ def test_passes_that_are_broken_off(exact: Engine, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_interrupt_at_every_decode(exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the model and of what drafts: the next answer is right."""
+    """The next answer is right after one of the model and of what drafts."""
     wanted = answer(exact, policy="off").tokens
     forget_learned(exact)
     decode, left = contexts.Context.decode, [0]

@@ -63,7 +63,7 @@ def ahead(device: FakeDevice) -> Scheduler:
     [*((shape, True, 4) for shape in SHAPES), ("tree", True, 1), ("tree", False, 1), ("tree", False, 4)],
 )
 def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts: bool, n_slots: int) -> None:
-    """With log-probabilities, whose rows the next pass overwrites."""
+    """They have log-probabilities, whose rows the next pass overwrites."""
     device = FakeDevice(n_ctx=1024, n_slots=n_slots)
     asked = prompts_of(5)
     sequences = [
@@ -255,7 +255,7 @@ def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
 
 @pytest.mark.parametrize("wait", [0.2, 5.0])
 def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whether reading the logits takes longer than submitting; here submitting takes a second."""
+    """It overlaps if reading the logits takes longer than submitting, which takes a second here."""
     now = 0.0
 
     def let_pass(seconds: float) -> None:
@@ -287,7 +287,7 @@ def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.Monk
 
 
 def test_text_does_not_wait_for_the_pass_of_another_context() -> None:
-    """Of exact requests, on a context of their own: a pass there would stand between two of the shared one."""
+    """A pass for exact requests, on their own context, would stand between two of the shared one."""
     devices = [FakeDevice(), FakeDevice()]
     schedulers = [ahead(device) for device in devices]
     engine = object.__new__(Engine)
@@ -337,7 +337,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 def test_answers_log_probabilities_and_stops_are_the_same(
     policy: str, tiny_model: Callable[..., Path], late: Callable[[bool], None]
 ) -> None:
-    """In exact mode, to the bit; closing the engine in the middle of an answer keeps what was said."""
+    """Exact mode gives the same bits. Closing the engine in the middle of an answer keeps what was said."""
     model = tiny_model("llama", quant="Q8_0")
     told: dict[bool, list[Result]] = {}
     for overlaps in (False, True):

@@ -228,7 +228,7 @@ def test_exact_answers_do_not_depend_on_the_policy(name: str, tiny_model: TinyMo
 def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     name: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
+    """The same model is nearly always right, and another one of the same vocabulary nearly never."""
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other)[: 2 if name == "llama" else 1]:
         policies: list[str | Policy] = ["auto"]

@@ -105,7 +105,7 @@ def test_a_model_that_says_it_is_hybrid_and_lacks_the_state_is_one_line(without:
 def test_without_a_checkpoint_drafts_are_as_long_as_the_snapshots(
     rollback: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the device has no memory for one, llama.cpp writes nothing."""
+    """If the device has no memory for a checkpoint, llama.cpp writes nothing."""
     path, options = recurrent("lfm2", tmp_path / "full.gguf"), ModelOptions(rollback=rollback)
     with Engine.load(path, n_ctx=N_CTX, threads=1, exact=True, options=options, policy="off") as engine:
         prompt = engine.tokenize(TEXT)

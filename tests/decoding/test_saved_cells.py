@@ -89,7 +89,7 @@ def test_damage_costs_a_warning(
 def test_cells_of_another_model_are_not_used(
     tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor those of other settings, or of another build."""
+    """Cells of other settings or of another build are not used either."""
     assert refused(tiny_model("llama", seed=2), saved, caplog) == "it is of another model"
     other = ModelOptions(cache_type_k="q8_0", cache_type_v="q8_0", flash_attention="on")
     told = refused(tiny_model("llama"), saved, caplog, options=other)
@@ -102,7 +102,7 @@ def test_cells_of_another_model_are_not_used(
 def test_cells_that_do_not_fit_are_not_used(
     tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor those that fill the context: there is no place for the token that an answer begins with."""
+    """Cells that fill the context leave no place for the token that an answer begins with."""
     held = saved_tokens(saved)
     for n_ctx, loaded in ((64, 0), (held, 0), (held + 1, held)):
         caplog.clear()

@@ -341,7 +341,7 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
 @pytest.mark.parametrize("code", [1, 2, -1, -2])
 @pytest.mark.parametrize("at", [*range(1, 7), 9, 12, 14])
 def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
-    """At the N-th call: a sequence that is not served gets an error, and all others the right answer."""
+    """The N-th call fails. A sequence that is not served gets an error, and all others the right answer."""
     backend = FakeBackend(n_ctx=512, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = prompts_of(4, 30)
@@ -620,8 +620,10 @@ def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:
 
 @pytest.mark.parametrize("n_slots", [1, 2, 4])
 def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
-    """With every slot taken by the background, a request needs as many passes as on an idle machine, and is alone in
-    them; what waited gives the same answers afterwards."""
+    """A request needs as many passes as on an idle machine, and is alone in them, even if every slot was taken.
+
+    The requests that waited give the same answers afterwards.
+    """
     prompts = prompts_of(5, 9)
     alone = FakeBackend(n_ctx=256, n_slots=n_slots)
     wanted = sequence_of(alone, prompts[0], 30)
@@ -678,7 +680,7 @@ def test_requests_in_the_background_give_up_their_cells() -> None:
 
 
 def test_requests_in_the_background_keep_cells_that_others_do_not_need() -> None:
-    """Also while one of these waits for what another one is about to evaluate."""
+    """They do so too while one of them waits for what another one is about to evaluate."""
     backend = FakeBackend(n_ctx=2048, n_slots=4)
     scheduler = scheduler_of(backend)
     later = [sequence_of(backend, prompt, 20, background=True, ignore_end=True) for prompt in prompts_of(2, 200)]

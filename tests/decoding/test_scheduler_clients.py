@@ -65,14 +65,14 @@ def order(scheduler: Scheduler, sequences: list[RequestState]) -> str:
 
 
 def test_clients_take_turns() -> None:
-    """Also where there is one slot, which each of them has had."""
+    """They do so too with one slot, which each of them has had."""
     backend = FakeBackend(n_ctx=256)
     scheduler = scheduler_of(backend, SLOPE)
     assert order(scheduler, submit(scheduler, backend, "aaaabbc")) == "abcabaa"
 
 
 def test_a_client_that_comes_later_has_its_turn_in_the_next_round() -> None:
-    """After those that have theirs then: clients that come and go would keep the others waiting otherwise."""
+    """Otherwise clients that come and go would keep the others waiting."""
     backend = FakeBackend(n_ctx=256)
     scheduler = scheduler_of(backend, SLOPE)
     first = submit(scheduler, backend, "aaaabb")
@@ -95,7 +95,7 @@ def test_a_free_slot_goes_to_the_client_that_has_the_fewest() -> None:
 
 
 def test_a_client_that_holds_a_slot_comes_after_one_that_has_none() -> None:
-    """Although it came first, and is not served more often."""
+    """It came first, and is not served more often."""
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend, SLOPE)
     long, short = of(backend, "a", TEXTS[0], 60), of(backend, "a", TEXTS[1], 3)
@@ -178,7 +178,7 @@ def test_no_slot_is_given_up_for_a_text_that_has_no_room(clock: Clock) -> None:
 
 
 def test_users_share_no_cells() -> None:
-    """Not those of a text that is kept, nor those of one that is being answered."""
+    """They share neither a text that is kept, nor one that is being answered."""
     backend = FakeBackend(n_ctx=2048, n_slots=4)
     scheduler = scheduler_of(backend)
     text = prompts_of(1, 200)[0] * 3
@@ -197,7 +197,7 @@ def test_users_share_no_cells() -> None:
 
 
 def test_a_user_does_not_wait_for_a_prompt_of_another_that_begins_alike() -> None:
-    """There is nothing to share; and the wait would tell."""
+    """There is nothing to share, and the wait would give the other prompt away."""
     backend = FakeBackend(n_ctx=2048, n_slots=4)
     scheduler = scheduler_of(backend)
     text = prompts_of(1, 200)[0] * 3
@@ -224,7 +224,7 @@ class Hourly(FakeBackend):
 
 
 def test_what_all_requests_are_charged_is_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each that shares a pass, and what failed on the way as well."""
+    """A shared pass counts once, and what failed on the way counts as well."""
     backend = Hourly(n_ctx=2048, n_batch=32, n_slots=6)
     clock = SimpleNamespace(perf_counter=lambda: 3600.0 * backend.calls)
     monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
@@ -357,7 +357,7 @@ class TenTokens:
 def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(
     paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a pause it is text that was evaluated before."""
+    """After a pause it counts as text that was evaluated before."""
     backend = FakeBackend(n_slots=2)
     slots = scheduler_of(backend).slots
     first, second = slots.slots

@@ -143,7 +143,7 @@ BREAKS: dict[str, Callable[[RequestState], tuple[object, str]]] = {
 def test_an_unexpected_fault_ends_only_its_own_request(
     place: str, call: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the n-th call. It is told and logged, the others get their answers, the cells stay in order."""
+    """The n-th call fails. The fault is told and logged, the others get their answers, the cells stay in order."""
     backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[n] * 40 for n in range(6)]
@@ -205,7 +205,7 @@ def test_the_cells_of_a_request_that_failed_unexpectedly_are_given_up(
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_recurrent_state_of_a_pass_that_was_broken_off_is_not_trusted(waits: bool) -> None:
-    """Also where the pass is not done again, because its owner has left: the next request shares the beginning."""
+    """The pass may not be done again, because its owner has left, and the next request shares the beginning."""
     backend = Recurrent()
     scheduler = scheduler_of(backend, capability=Capability("chain", "fake", 16, shares=False))
     sequence = sequence_of(backend, [1, 2, 3] * 7, 12)

@@ -140,7 +140,7 @@ def test_a_full_queue_has_room_for_a_client_with_less_than_its_share(engine: Eng
 def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
     arch: str, tiny_model: TinyModel
 ) -> None:
-    """At many moments of it: the pass under way is broken off, and what was evaluated before stays right."""
+    """At many moments the pass under way is broken off, and what was evaluated before stays right."""
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=2048, slots=2, exact=True) as engine:
         prompt = (engine.tokenize("\n".join(PROMPTS)) * 20)[:700]
         with Service(engine) as service:
@@ -285,7 +285,7 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
 def test_others_are_served_while_the_context_for_exact_requests_is_opened(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For as long as it takes; what the new context cannot do is told."""
+    """That may take any time. What the new context cannot do is told."""
     opens, may_open, open_it = threading.Event(), threading.Event(), DecodeContext.open
 
     def slowly(*arguments: Any) -> DecodeContext:
@@ -353,7 +353,7 @@ def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> No
 
 
 def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first, and each time that there was work since."""
+    """It does so at first, and each time that there was work since."""
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)
     monkeypatch.setattr(engine, "trim", trimmed.release)

@@ -168,7 +168,7 @@ def test_an_evicted_text_comes_back(tiny_model: TinyModel) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2"])
 def test_another_owner_gets_nothing(tiny_model: TinyModel, arch: str) -> None:
-    """Neither from the disk nor from a slot of another owner, nor by what is written of it."""
+    """It gets nothing from the disk or a slot of another owner, and learns nothing from the files."""
     first, model = text(500), tiny_model(arch)
     with opened(model) as engine:
         answer(engine, first, owner="a")
@@ -424,7 +424,7 @@ KILLED = """
 
 
 def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is there under its name is whole, and is used; what is not, is deleted by the next engine."""
+    """A file under its name is whole and is used. The next engine deletes what is not."""
     model, folder = tiny_model("llama"), cache_dir() / "sessions"
     with opened(model, sessions=0) as engine:
         expected, _ = answer(engine, text(900))
@@ -490,7 +490,7 @@ def service(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[S
 
 
 def test_others_go_on_while_a_text_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file takes long, and they get tokens in between."""
+    """Each file takes long, and the others get tokens in between."""
     n_files = len(files()) if len(files()) < 3 else 14
     read = cell_files.CellFiles._read
     turn = threading.Semaphore(0)

@@ -187,7 +187,7 @@ def test_several_requests_at_a_time_answer_as_without_a_head(tmp_path: Path, sam
 def test_without_the_symbol_the_first_layer_drafts_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a file that has no other. A file of one layer needs no symbol."""
+    """It drafts as in a file of one layer, which needs no symbol."""
     monkeypatch.setitem(states._functions, states.OFFSET, None)
     said = []
     for kind in ("mtp chained", "mtp inside"):

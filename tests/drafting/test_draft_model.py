@@ -89,7 +89,7 @@ def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, i
 @few(10)
 @given(st.lists(st.lists(st.integers(0, BRANCHES - 1), min_size=BRANCHES, max_size=BRANCHES), min_size=1, max_size=6))
 def test_every_level_of_a_tree_is_answered(drafter: DraftModel, parents: list[list[int]]) -> None:
-    """Each level continues any BRANCHES paths of the one before; those that are not continued give way."""
+    """A level continues any BRANCHES paths of the one before. The other paths give way."""
     text = text_of(11, 40)
     sequence = follow(drafter, text)
     sequence.begin_step()

@@ -291,7 +291,7 @@ def test_rows_of_a_batch_in_several_parts(tmp_path: Path) -> None:
 def test_an_interrupt_leaves_a_consistent_state(
     place: Place, texts: list[HeadText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a query, while waiting pairs are evaluated, and while features are taken. It comes when the pass is done."""
+    """It comes in a query, while waiting pairs are evaluated, or while features are taken, once the pass is done."""
     context = place.head.context
     decode = context.decode
 

@@ -88,7 +88,7 @@ def test_the_places_have_the_probabilities_of_the_model(old: list[int], at: int,
 
 
 def test_an_answer_is_compared_with_no_token() -> None:
-    """Of a file that is followed from its end, nothing is left to predict."""
+    """If a file is followed from its end, nothing is left to predict."""
     prediction = Prediction([])
     prediction.extend([5, 6])
     assert not prediction.catch_up()

@@ -86,7 +86,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root every file may be written, so the answer of the system is given here."""
+    """Root may write every file, so the answer of the system is given here."""
     path = tmp_path / "f"
     path.write_bytes(b"a\n")
     monkeypatch.setattr(os, "access", lambda place, mode: not (Path(place) == path and mode == os.W_OK))

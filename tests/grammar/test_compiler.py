@@ -54,7 +54,7 @@ def test_the_wait_for_other_grammars_is_limited(child: Worker) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
 def test_a_thread_of_low_priority_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `nice rest-local ...`: a user cannot raise a priority, and the child has a lower one than this process."""
+    """`nice rest-local` has one: a user cannot raise a priority, and the child has a lower one than this process."""
     change = os.setpriority
 
     def as_a_user(which: int, who: int, niceness: int) -> None:

@@ -123,8 +123,7 @@ def test_without_white_space_it_is_what_an_oracle_finds(
 def test_looking_ahead_leaves_no_trace(
     vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Whatever was drafted before and not said: masks, and what is drafted now, are those of an answer that was never
-    looked ahead in."""
+    """Masks and drafts are those of an answer that was never looked ahead in, whatever was drafted and not said."""
     tokens = tokens_of(vocabulary, json.dumps(value, ensure_ascii=False, **style))
     tokens = tokens[: data.draw(st.integers(0, len(tokens)))]
     grammar = json_schema(SCHEMA)

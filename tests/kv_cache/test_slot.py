@@ -134,7 +134,7 @@ def test_a_step_passes_over_the_cells_as_often_as_it_must() -> None:
 
 @pytest.mark.parametrize(("back_to", "kept"), [(15, 10), (19, 10), (10, 10), (20, 20), (9, 0)])
 def test_recurrent_state_goes_back_to_a_checkpoint_where_tokens_are_taken_back(back_to: int, kept: int) -> None:
-    """Whatever the memory says: it has kept only the states of the last decode."""
+    """The memory has kept only the states of the last decode, whatever it says."""
     backend = Recurrent()
     slot = Slot(backend, checkpoints=True)
     prompt(slot, 10)
@@ -212,7 +212,7 @@ class Window(FakeBackend):
     ("first", "back_to", "kept"), [(12, 20, 20), (13, 20, 0), (11, 19, 19), (12, 19, 0), (0, 5, 5), (1, 5, 0)]
 )
 def test_a_text_whose_sliding_window_is_gone_is_given_up(first: int, back_to: int, kept: int) -> None:
-    """As llama-server: a window of 8 before the next token, and one cell to spare."""
+    """llama-server keeps a window of 8 before the next token, and one cell to spare."""
     backend = Window()
     slot = Slot(backend)
     prompt(slot, 20)

@@ -61,7 +61,7 @@ def test_a_running_decode_returns_2_and_the_next_one_works(slow: Model) -> None:
 
 
 def test_an_abort_with_a_number_aborts_only_decodes_of_that_number(slow: Model) -> None:
-    """Also those that begin after it, because it may come between two decodes of one purpose."""
+    """It also aborts those that begin after it, because it may come between two decodes of one purpose."""
     with _context(slow) as context:
         context.breaker.number = 7
         assert not context.breaker.abort(7)

@@ -85,7 +85,7 @@ def test_the_quota_of_the_control_group_is_a_limit(
 
 
 def test_the_variable_is_set_before_the_library_is_loaded() -> None:
-    """Whichever module is imported first."""
+    """Any module may be imported first."""
     program = """
 import importlib.abc, json, os, sys
 class Watch(importlib.abc.MetaPathFinder):

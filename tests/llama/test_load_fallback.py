@@ -162,7 +162,7 @@ def test_a_gpu_without_memory_gets_fewer_layers(model: Path, break_when: BreakWh
 def test_a_choice_is_tried_again_when_the_memory_of_a_gpu_changes(
     model: Path, break_when: BreakWhen, gpu_memory: list[int], fits: bool, free: int, trials: int
 ) -> None:
-    """Where all layers fitted, when there is less; else when there is less or more."""
+    """If all layers fitted, only less memory matters, and otherwise less or more."""
     tried = break_when(lambda task: prints(done=True) + "exit 0" if fits or task["n_gpu_layers"] == 2 else NO_MEMORY)
     chosen = choose(model, -1)
     assert fits or chosen.n_gpu_layers == 2

@@ -174,7 +174,7 @@ for kind in sys.argv[2:]:
 
 
 def test_a_hundred_thousand_equal_characters_end_no_process() -> None:
-    """In a child process, on threads with the stack size of macOS."""
+    """A child process tokenizes them on threads with the stack size of macOS."""
     kinds = ["tekken", "deepseek-v3", "deepseek-llm", "bloom"]
     command = [sys.executable, "-c", CRASH, str(demo_model()), *kinds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

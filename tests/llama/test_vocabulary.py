@@ -83,7 +83,7 @@ def test_models_that_share_a_tokenizer_share_the_hash(tiny_model: TinyModel, voc
 
 
 def test_overridden_keys_change_the_hash_of_that_model_alone(tmp_path: Path) -> None:
-    """Of two models of one file in one process, whichever is opened first."""
+    """Two models of one file are in one process, and either is opened first."""
     options = ModelOptions(override_kv=(Override("tokenizer.ggml.eos_token_id", "int", 0),))
     for name, order in (("a", (ModelOptions(), options)), ("b", (options, ModelOptions()))):
         path = tiny("llama", tmp_path / f"{name}.gguf")

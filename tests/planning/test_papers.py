@@ -406,7 +406,7 @@ CONFIDENCE = st.lists(st.floats(0.01, 1.0), max_size=TOP_K).map(
 
 @given(st.lists(CONFIDENCE, min_size=15, max_size=15), st.integers(1, 63), st.integers(1, 8), st.integers(0, 9))
 def test_it_keeps_what_the_limits_allow(answers: list[list[float]], limit: int, leaves: int, shuffle: int) -> None:
-    """With room for all branches, it has the likeliest of all nodes that were asked about."""
+    """If there is room for all branches, it has the likeliest of all nodes that were asked about."""
 
     class Varied(dict[tuple[int, ...], list[tuple[int, float]]]):
         def get(self, path: object, default: object = None) -> list[tuple[int, float]]:  # type: ignore[override]

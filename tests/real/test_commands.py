@@ -41,7 +41,7 @@ def is_open(day, hour, holidays):
 def test_edits_are_declined_written_and_refused(
     call: Call, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a terminal whose user declines the first change and takes the second; the third answer never ends."""
+    """The user at the terminal declines the first change and takes the second. The third answer never ends."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(edit, "_at_terminal", lambda: True)
     declined, written, refused = files = [Path("greet.py"), Path("hello.py"), Path("letter.txt")]

@@ -46,7 +46,7 @@ def engine(smollm2: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_the_third_answer_knows_the_capital_of_france(engine: Engine, seed: int) -> None:
-    """In the default settings."""
+    """It does so in the default settings."""
     messages: list[dict[str, Any]] = []
     for question in TURNS:
         messages.append({"role": "user", "content": question})

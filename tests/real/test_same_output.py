@@ -66,7 +66,7 @@ def test_drafting_keeps_twelve_answers_by_default(engine: Engine) -> None:
 
 
 def test_a_greedy_request_gives_the_same_answer_after_other_requests_and_in_every_slot(engine: Engine) -> None:
-    """Without drafts. In settings whose sums depend on the cells that a text lies in, this one gives four answers."""
+    """Nothing is drafted. If sums depended on the cells that a text lies in, this would give four answers."""
     others = ("Tell me about dogs.", "List three colours.", "x" * 50, "Write Python code that sorts a list.")
     texts, slots = set(), set()
     for turn in range(6):

@@ -100,7 +100,7 @@ def test_any_bytes_become_valid_text(tmp_path):
 
 
 def test_of_a_notebook_the_cells_are_taken(tmp_path: Path) -> None:
-    """Not what they have shown, which can be a line of a megabyte."""
+    """Their outputs are not, which can be a line of a megabyte."""
     plot = [{"data": {"image/png": "x" * 2 * MAX_LINE}}]
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "text \ud800"]},
@@ -187,7 +187,7 @@ def test_submodules_are_taken_by_their_own_rules(outer: Path) -> None:
 
 
 def test_names_in_submodules_are_found_without_a_walk(outer: Path) -> None:
-    """As an update after a change asks for them."""
+    """An update after a change asks for them."""
     asked = [*INSIDE, "a.py", "vendor.js/x.log.py", "nested/n.py", "ignored/other/o.py", "vendor.js/gone.py"]
     only = [str(outer.resolve() / name) for name in asked]
     taken = {os.path.relpath(each.name, outer.resolve()) for each in corpus.walk_files([outer], only=only)}
@@ -388,7 +388,7 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
 
 
 def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
-    """In one piece: a tokenizer splits it itself, because it knows where a cut changes no token."""
+    """It comes in one piece, because the tokenizer knows where a cut changes no token."""
     pieces: list[str] = []
 
     def tokenize(text: str) -> np.ndarray:

@@ -148,7 +148,7 @@ for line in sys.stdin.read().splitlines():
 
 
 def test_a_killed_process_leaves_what_is_tested(folder: Folder) -> None:
-    """By SIGKILL, at some steps of each kind of change."""
+    """SIGKILL comes at some steps of each kind of change."""
     directory, places = folder.path.parent, dict[str, Path]()
     for how in HOW:
         counted = Named()
@@ -172,7 +172,7 @@ def test_a_killed_process_leaves_what_is_tested(folder: Folder) -> None:
 def test_a_disk_that_fails_at_a_step_leaves_the_commits_before(
     folder: Folder, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For a moment, or, at every fourth step, for good; then nothing can be cleared, as after a kill."""
+    """It fails for a moment, or at every fourth step for good. Then nothing can be cleared, as after a kill."""
     _, commits = killed(folder, how)
     counted, finished = Named(), Finished(how, commits[-1])
     change(copied(folder, "counted"), how, counted)
@@ -217,7 +217,7 @@ def test_a_power_cut_before_any_step_leaves_a_whole_commit(folder: Folder, how: 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_directory_that_cannot_be_written_is_one_error(folder: Folder, how: str, unprivileged: None) -> None:
-    """And so is a real limit on the size of files."""
+    """A real limit on the size of files is one error, too."""
     folder = copied(folder, "changed")
     before, paths = commit_of(folder.path), sorted(folder.path.iterdir())
     folder.path.chmod(0o500)

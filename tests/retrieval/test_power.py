@@ -80,7 +80,7 @@ def test_any_power_cut_leaves_a_whole_commit(base: Path, way: str) -> None:
 
 
 def test_a_sync_that_the_disk_did_not_do_is_no_wrong_text(base: Path) -> None:
-    """No protocol survives that. But what is there is the old or the new text, or is found to be damaged."""
+    """No protocol survives that, but the text is the old or the new one, or is found to be damaged."""
     way = "repair"
     syncs, noticed = cut(base, way)[0].syncs, 0
     old = new = texts_or_none(base / "cut-0")

@@ -67,7 +67,7 @@ def test_what_arrives_is_what_a_local_build_writes(made: ShardPlan, tmp_path: Pa
 
 
 def test_a_task_that_ends_early_leaves_nothing_that_counts(made: ShardPlan, tmp_path: Path) -> None:
-    """After every message: no record and no file."""
+    """It may end after any message, and leaves no record and no file."""
     expected = tmp_path / "local"
     expected.mkdir()
     build_shard(made, 0, expected, Bytes())

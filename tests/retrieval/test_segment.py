@@ -164,7 +164,7 @@ def test_find_counts_only_what_is_not_dead(documents, dead, context, limit):
 @example([[[1] * 30]] * 9, [False] * 6, [1] * 40, 30)
 @example([[[1] * 30], *[[[0]]] * 8], [False] * 6, [256, 1, 1, 1], 30)  # all are needed, to the first of an order
 def test_rows_of_several_segments_are_those_of_one_text(groups, dead, context, limit):
-    """Also where some have none, or dead documents, or far more rows than others."""
+    """Some have no rows, dead documents, or far more rows than others."""
     expected, placed, start = {}, [], 0
     for number, documents in enumerate(groups):
         segment, alive = without_some(documents, dead if number % 2 else [], 300, False)

@@ -119,7 +119,7 @@ def test_killed_before_any_step_of_removing_one(both: Path, first: bool) -> None
 
 
 def test_killed_before_any_step_of_removing_all(both: Path) -> None:
-    """Both are there or none."""
+    """Both indexes are there or none."""
     there = []
     for state in kills(both.parent, lambda files: remove(both, files=files)):
         put_tree(both.parent, state.tree)

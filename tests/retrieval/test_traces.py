@@ -251,7 +251,7 @@ def left_by_dead_writers(store: Path) -> list[Path]:
 
 @pytest.mark.parametrize("way", ["forget", "merge", "add", "build"])
 def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
-    """So that a full disk has room again: the first new file comes when all that is gone."""
+    """So a full disk has room again: the first new file comes when everything old is gone."""
     home = base / "home"
     with_other_text(home)
     left = left_by_dead_writers(home / "store")

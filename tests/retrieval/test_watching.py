@@ -167,7 +167,7 @@ def test_everything_is_looked_at_again_after_a_while(project: Project) -> None:
 
 
 def test_a_folder_that_vanishes_keeps_its_text(project: Project, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is updated until there is something again; then all of it, and it is watched anew."""
+    """Nothing is updated until there is something again. Then all of it is, and it is watched anew."""
     away = project.folder.with_name("away")
     events = [(DELETED, project.path("a.py")), (DELETED, str(project.folder))]
 

@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_is_no_crash_and_is_logged_by_the_process(
 async def test_a_client_that_leaves_while_its_model_is_loaded_waits_no_more(
     pool_of: PoolOf, fakes: list[FakeProcess], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else clients that try again would fill the queue."""
+    """Otherwise clients that try again would fill the queue."""
     FakeProcess.gate.clear()
 
     pool, client = pool_of("one"), Client()
@@ -170,7 +170,7 @@ async def test_a_request_whose_process_ends_before_it_answers_is_sent_once_more(
     status: int,
     left: int,
 ) -> None:
-    """Not a third time: it may be what ends the process."""
+    """It is not sent a third time, because it may be what ends the process."""
     async with answering(*acts) as process:
         pool = pool_of("one")
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))

@@ -44,7 +44,7 @@ async def test_a_pool_that_closes_while_a_need_is_read_refuses_the_requests(
 
 @looped
 async def test_a_pool_closes_although_a_request_never_ends(pool_of: PoolOf) -> None:
-    """Such as one whose client does not read, when the stop is forced, while another model waits for its room."""
+    """Its client does not read, the stop is forced, and another model waits for its room."""
     pool = pool_of("one", "two", limit=1)
     one, two = pool.entries
     async with pool.using(one):
@@ -146,7 +146,7 @@ async def test_a_look_is_no_use(pool_of: PoolOf) -> None:
 
 @looped
 async def test_room_is_made_by_models_that_are_not_in_use(pool_of: PoolOf) -> None:
-    """Though they were used later: the request would wait for a running answer."""
+    """They were used later, but otherwise the request would wait for a running answer."""
     pool = pool_of("one", "two", "three", limit=2)
     one, two, three = pool.entries
     async with pool.using(one):
@@ -238,7 +238,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_figures(
 async def test_a_model_goes_on_where_its_new_file_cannot_be_loaded(
     pool_of: PoolOf, fakes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As while the new file is still being copied."""
+    """The new file may still be being copied."""
     monkeypatch.setattr(pools, "FILE_SECONDS", 0.0)
     pool = pool_of("one")
     (one,) = pool.entries

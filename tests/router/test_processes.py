@@ -57,7 +57,7 @@ def answers(ask: Callable[[], httpx.Response], n: int) -> list[int]:
 
 
 def test_a_killed_process_ends_its_streams_with_an_error(pair: Routed) -> None:
-    """In the form of each protocol. The other model does not notice, and the next request is answered."""
+    """The error has the form of each protocol. The other model does not notice, and the next request is answered."""
     assert pair.ask("two").status_code == 200
     other = pair.process("two")
     pair.ask("one")
@@ -84,7 +84,7 @@ def test_a_killed_process_ends_its_streams_with_an_error(pair: Routed) -> None:
 
 
 def test_a_request_that_was_not_answered_is_sent_once_more(pair: Routed) -> None:
-    """To the process that is started again; where that ends, too, the answer is 502 with the reason."""
+    """It goes to the process that is started again. If that ends too, the answer is 502 with the reason."""
     found: list[httpx.Response] = []
     pair.ask("one")
     long = STREAMS["/completion"] | {"stream": False}
@@ -213,7 +213,7 @@ def test_a_conversation_goes_on_after_its_process_was_killed(pair: Routed) -> No
 
 @pytest.mark.parametrize("local", [False, True])
 def test_keys_keep_their_responses_apart_in_every_process(routed: Start, files: Files, local: bool) -> None:
-    """And a server that ends leaves none."""
+    """A server that ends leaves none."""
     (one,) = files("one")
     live = routed([choice(one)], settings=ServerSettings(keys=(b"mine", b"other")), local=local)
     made = respond(live, "def first():", key="mine").json()

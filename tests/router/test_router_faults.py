@@ -55,7 +55,7 @@ async def test_a_process_that_cannot_be_started_is_a_failure_of_the_model(monkey
 
 @looped
 async def test_a_process_that_does_not_stop_is_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its memory would still be taken while the next model is loaded."""
+    """Otherwise its memory would still be taken while the next model is loaded."""
     monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
     monkeypatch.setattr(processes, "_started", child_that(LOADED + "import time; time.sleep(600)"))
 

@@ -63,7 +63,7 @@ def test_all_models_are_listed_in_each_api(pair: Routed) -> None:
 
 
 def test_a_model_is_loaded_when_it_is_asked_for(routed: Start, files: Files) -> None:
-    """Each with its own options; looks load none; any name will do where the alias says so."""
+    """Each has its own options, looks load none, and any name will do if the alias says so."""
     one, two = files("one", "two")
     models = [choice(one, n_ctx=512, aliases=("coder",)), choice(two, n_ctx=256, slots=1)]
     live = routed(models, settings=ServerSettings(metrics=True, aliases=("*",)), idle=600.0, eager=False)

@@ -96,7 +96,7 @@ async def test_a_steady_process_is_started_again_at_once(
 async def test_a_process_that_ends_soon_is_started_again_by_a_connection(
     made: list[FakeProcess], listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after a start that failed."""
+    """It is so after a failed start, too."""
     monkeypatch.setattr(supervisors, "STEADY_SECONDS", 1e12)
     address, served = listening.getsockname(), supervisor(listening)
     serving = asyncio.create_task(served.serve())

@@ -59,7 +59,7 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prompt_whose_client_has_left_is_counted(scripted: Scripted, log: io.StringIO, stream: bool) -> None:
-    """Else nobody can tell whether the next attempt goes on where this one was cut off."""
+    """Otherwise nobody can tell whether the next attempt goes on where this one was cut off."""
     live = scripted(answer=None)
     connection = sent(live, "/v1/completions", {"prompt": "x", "stream": stream})
     asked = live.service.stream()

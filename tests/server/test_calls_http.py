@@ -172,7 +172,7 @@ STOPPED = CALL.partition("1}")[0]
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_a_call_that_is_cut_off_in_its_arguments_is_not_to_be_run(quiet: Live, reason: str) -> None:
-    """In no protocol: its arguments cannot be read, or are others than the model would have written."""
+    """In no protocol can its arguments be trusted: they cannot be read, or the model would have written others."""
     functions = [{"type": "function", **TOOLS[0]["function"]}]
     anthropic = [{"name": "add", "input_schema": PARAMETERS}]
     more: dict[str, dict[str, Any]] = {

@@ -123,7 +123,7 @@ def oracle(text: str, least: int) -> tuple[str, bool]:
 
 @given(st.lists(st.text(" \t\na", max_size=40), max_size=12), st.integers(0, 4), st.booleans())
 def test_what_is_sent_does_not_depend_on_how_the_text_is_cut(parts: list[str], least: int, shows_steps: bool) -> None:
-    """Where steps are hidden, the text is cut at fixed places instead."""
+    """If steps are hidden, the text is cut at fixed places instead."""
     made = choice(least, shows_steps=shows_steps)
     *sent, rest = texts_of(made, parts)
     assert ("".join(sent) + rest, made.ended) == oracle("".join(parts), least)

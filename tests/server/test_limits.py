@@ -48,7 +48,7 @@ def test_connections_beyond_the_limit_are_refused_when_they_are_made(
 def test_the_connection_limit_follows_the_descriptor_limit(
     scripted: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With more connections than descriptors, the process keeps some free and does not log a line for each."""
+    """If there are more connections than descriptors, the process keeps some free and does not log a line for each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used, wanted = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")), 40
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE_DESCRIPTORS + wanted, hard))
@@ -220,7 +220,7 @@ def test_a_stop_ends_tokenizing(scripted: Scripted, held: Any) -> None:
 
 
 def test_no_work_begins_after_a_stop() -> None:
-    """Nor does it wait for its client."""
+    """It does not wait for its client either."""
     workers, begun = Workers(), list[int]()
 
     async def receive() -> Any:

@@ -31,7 +31,7 @@ def test_as_many_prompts_as_the_limit_says_are_answered(demo: Live) -> None:
 
 
 def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the router, which clients reach, passes on where a request came from."""
+    """The router, which clients reach, passes on where a request came from."""
     live = scripted()
     with live.client() as one, live.client() as other:
         for client in (one, one, other):

@@ -172,7 +172,7 @@ FROM_MCP: list[Any] = [
     ],
 )
 def test_tools_that_ran_elsewhere_are_calls_and_results(blocks: list[Any], name: str, found: str) -> None:
-    """Of a conversation that another server began: text, two calls one after another, text."""
+    """Another server began the conversation with text, two calls one after another, and text."""
     again = [each | {key: "again" for key in ("id", "tool_use_id") if key in each} for each in blocks]
     said = messages_of(user(), assistant(text("Look:"), *blocks, *again, text("Done.")), user(text("b")))
     assert [each["role"] for each in said] == ["user", "assistant", "tool", "assistant", "tool", "assistant", "user"]

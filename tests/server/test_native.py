@@ -49,7 +49,7 @@ def test_the_time_limit_of_a_prompt_counts_only_in_rest_local(demo: Live) -> Non
 
 @pytest.mark.parametrize(("n", "full"), [(7, False), (8, True)])
 def test_an_answer_that_fills_the_context_is_truncated(scripted: Scripted, n: int, full: bool) -> None:
-    """As llama-server tells it, in whose words a context shift would truncate, too."""
+    """llama-server says so, in whose words a context shift would truncate, too."""
     live = scripted(n_ctx=16, answer=None)
     asked = live.later("/completion", {"prompt": [5] * 8})
     for _ in range(n):
@@ -113,7 +113,7 @@ def test_metrics_are_off_by_default(hello: Live) -> None:
 
 
 def test_each_of_several_prompts_is_answered(demo: Live) -> None:
-    """As in llama-server: a list of texts is several prompts; texts mixed with ids are one."""
+    """A list of texts is several prompts, and texts mixed with ids are one, as in llama-server."""
     alone = [demo.post("/completion", PROMPT | {"prompt": text}).json() for text in ("def add(", "import os\n")]
     ids = demo.post("/tokenize", {"content": "import os"}).json()["tokens"]
     both = demo.post("/completion", PROMPT | {"prompt": ["def add(", [*ids, "\n"]]}).json()

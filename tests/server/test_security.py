@@ -273,7 +273,7 @@ def test_an_address_that_others_reach_needs_a_key(host: str) -> None:
 
 @pytest.mark.parametrize("name", ["llm.example.org", "host.docker.internal", "192.168.1.5", "localhost.example.org"])
 def test_an_allowed_host_of_other_machines_needs_a_key(name: str) -> None:
-    """With a proxy, a server on the loopback interface is reached by other machines."""
+    """A proxy lets other machines reach a server on the loopback interface."""
     with pytest.raises(OptionError, match=f"{name}.*--api-key-file"):
         ServerSettings(allowed_hosts=("localhost", name))
     reached = ServerSettings(allowed_hosts=(name,), keys=(b"k",))
@@ -296,7 +296,7 @@ def test_several_keys_are_several_users_wherever_they_call_from() -> None:
 
 
 def test_the_owner_of_a_request_is_its_key() -> None:
-    """Not another header's, and not the key itself; without keys all requests are of one user."""
+    """A wrong header before it does not count, and the owner does not show the key. Without keys there is one user."""
     settings = ServerSettings(keys=(b"one", b"two"))
 
     def owner(*headers: tuple[str, str], settings: ServerSettings = settings) -> str:
@@ -335,7 +335,7 @@ PATHS = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("others", [False, True])
 def test_errors_for_other_machines_contain_no_paths(scripted: Scripted, others: bool, stream: bool) -> None:
-    """Neither in an answer nor in its last event. This machine sees them."""
+    """Neither an answer nor its last event has them. This machine sees them."""
     live = scripted(allowed_hosts=("llm.example.org",), keys=(b"k",)) if others else scripted()
     live.service.answer = None
     body, headers = {"prompt": "x", "stream": stream}, {"authorization": "Bearer k"}
@@ -427,7 +427,7 @@ def test_on_all_addresses_of_ipv6_each_of_them_asks_for_the_key(scripted: Script
 def test_a_name_of_the_loopback_that_is_another_address_needs_a_key(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    """Whatever the machine's list of names says."""
+    """The machine's list of names may say anything."""
 
     def resolve(*_: Any, **__: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]

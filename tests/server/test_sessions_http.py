@@ -285,7 +285,7 @@ def test_a_small_disk_is_full(
 
 
 def test_another_key_restores_nothing(start: Start) -> None:
-    """As the log tells; the answer tells nobody what was in memory."""
+    """The log tells it, and no answer tells what was in memory."""
     options: dict[str, Any] = {"keys": (b"one", b"two"), "allowed_hosts": ("example.org",), "slots": 1}
     live = start(**options)
     complete(live, key="one")
@@ -321,7 +321,7 @@ def test_keys_are_other_users_on_the_loopback_too(start: Start) -> None:
 
 
 def test_a_key_finds_nothing_of_another_in_memory_or_in_files(start: Start) -> None:
-    """Where they are shown at all, counts and slots are those of the key."""
+    """If counts and slots are shown at all, they are those of the key."""
     live = start(**TWO, statistics=True)
     one, two = ({"headers": {"x-api-key": key}} for key in ("one", "two"))
     said = complete(live, key="one")["content"]

@@ -165,7 +165,7 @@ def asking(path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", [CHAT_PATH, "/v1/messages", "/v1/responses", "/completion", "/api/chat"])
 def test_a_stop_ends_answers_with_an_error_after_the_drain_time(scripted: Scripted, path: str) -> None:
-    """No bare 500, and no stream without an end."""
+    """There is no bare 500, and no stream without an end."""
     live = scripted(drain_seconds=0, answer=None)
     body = asking(path)
     whole, stream = (live.later(path, body | {"stream": streams}) for streams in (False, True))

@@ -55,7 +55,7 @@ def change_for_ever(path: Path, first: int) -> None:
 
 
 def test_two_vocabularies_whose_changes_are_killed_at_random(tmp_path: Path) -> None:
-    """Whenever a build or a removal dies: what is there for a vocabulary is a whole commit and clean."""
+    """Whenever a build or a removal dies, what is there for a vocabulary is a whole commit and clean."""
     path, rng, deadline = tmp_path / "store", random.Random(2), time.monotonic() + SECONDS
     killed, seen = 0, set()
     while time.monotonic() < deadline:

@@ -83,7 +83,7 @@ def test_written_calls_are_read_back(name: str) -> None:
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_is_cut_off_is_neither_text_nor_a_call_to_run(name: str, forced: bool) -> None:
-    """Wherever it is cut. What can be the beginning of a text is kept where the model was free to write one."""
+    """It is cut anywhere. What can be the beginning of a text is kept if the model was free to write one."""
     form, whole = AnswerFormat.of(SIGNS[name]), written(name, CALLS)
     begins = (*form.format.readers, *(["<|channel|>"] if form.format.whole else []))
     for end in range(1, len(whole)):

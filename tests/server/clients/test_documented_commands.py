@@ -44,7 +44,7 @@ def run(command: str, live: Live, folder: Path) -> str:
 
 
 def test_every_documented_command_is_found() -> None:
-    """In every document, and wherever a line begins with `curl`: none is left out for how its block is marked."""
+    """They may be in any document, at any line that begins with `curl`, however the block is marked."""
     for name in DOCUMENTS:
         lines = re.findall(r"^ *curl .*", (ROOT / name).read_text("utf-8"), re.MULTILINE)
         assert len(lines) == sum(document == name for document, _ in WRITTEN) > 0

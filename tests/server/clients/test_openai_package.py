@@ -39,7 +39,7 @@ def test_an_answer_cut_by_a_limit_has_its_error_class(demo: Live) -> None:
 
 
 def test_the_client_retries_when_the_queue_is_full(scripted: Scripted) -> None:
-    """By its own retries, after the time that the server gives."""
+    """It retries by itself after the time that the server gives."""
     live = scripted()
 
     class Room:
@@ -125,7 +125,7 @@ def test_logprobs_of_the_target(client: openai.OpenAI) -> None:
 
 
 def test_prediction_is_counted(client: openai.OpenAI) -> None:
-    """With a policy whose drafts do not depend on measured times."""
+    """The drafts of this policy do not depend on measured times."""
     prompt = [{"role": "user", "content": "Say it again."}]
     said = client.chat.completions.create(model="demo", messages=prompt, max_tokens=60, temperature=0)
     text = said.choices[0].message.content

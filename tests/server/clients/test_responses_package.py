@@ -185,7 +185,7 @@ def test_what_is_not_stored_is_not_kept(hello: Live) -> None:
 
 
 def test_an_item_is_referred_to(hello: Live) -> None:
-    """As the AI SDK does where responses are stored."""
+    """The AI SDK does so if responses are stored."""
     with client_of(hello) as client:
         first = client.responses.create(model="demo", input="Hi")
         reference: Any = {"type": "item_reference", "id": first.output[0].id}

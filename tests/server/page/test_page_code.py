@@ -60,7 +60,7 @@ def told(page: Any, text: str, parts: list[str] | None = None) -> None:
 
 
 def test_code_is_coloured_by_the_language_of_its_fence(quiet: Live, opened: Open) -> None:
-    """In colours that can be read."""
+    """The colours can be read."""
     page = opened(quiet)
     told(page, FENCED)
     assert painted(page) == {

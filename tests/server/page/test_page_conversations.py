@@ -64,7 +64,7 @@ def test_a_conversation_survives_a_reload(hello: Live, opened: Open) -> None:
 
 
 def test_conversations_are_separate(hello: Live, opened: Open) -> None:
-    """With a system prompt of their own."""
+    """Each has a system prompt of its own."""
     page = opened(hello)
     page.locator("#system").fill("Speak like a pirate.")
     page.locator("#message").focus()

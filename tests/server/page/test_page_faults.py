@@ -20,7 +20,7 @@ MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
 def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open) -> None:
-    """Neither without origins of its tokens nor with them."""
+    """That holds with and without origins of its tokens."""
     page = opened(quiet)
     more: dict[str, Any]
     for count, more in enumerate(({}, {"rest_local": {"tokens": [token(MARKUP, file=MARKUP)]}}), 1):
@@ -76,7 +76,7 @@ def test_the_page_waits_for_a_loading_server(opened: Open) -> None:
 
 
 def test_a_key_is_requested_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
-    """Of a server that other machines reach, which withholds its statistics."""
+    """Other machines reach the server, which withholds its statistics."""
     live = scripted(host="0.0.0.0", keys=(b"right",))
     page = opened(live, but="status of 401", http_credentials={"username": "", "password": "right"})
     page.locator("#key").fill("wrong")

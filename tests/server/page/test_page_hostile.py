@@ -17,7 +17,7 @@ HIDDEN = {
 
 
 def test_characters_that_cannot_be_seen_are_written_out(quiet: Live, opened: Open) -> None:
-    """In an answer without origins of its tokens, and in one with them."""
+    """The answer has origins of its tokens, or has none."""
     text = "".join(f"a{character}b\n" for character in HIDDEN.values())
     wanted = " ".join(f"a[U+{ord(character):04X}]b" for character in HIDDEN.values())
     page = opened(quiet)
@@ -38,7 +38,7 @@ def test_characters_that_cannot_be_seen_are_written_out(quiet: Live, opened: Ope
 
 
 def test_joiners_that_mean_something_stay(quiet: Live, opened: Open) -> None:
-    """Where they are tokens of their own, and where they are not."""
+    """They may be tokens of their own or not."""
     page = opened(quiet)
     text = "👨‍👩‍👧 👩🏽‍💻 ❤️‍🔥 می‌خواهم क्‍ष"
     for count, parts in enumerate((text, text.split(" ")), 1):
@@ -81,7 +81,7 @@ def test_only_addresses_of_the_web_are_links(quiet: Live, opened: Open) -> None:
 
 @pytest.mark.parametrize("many", [True, False], ids=["tokens", "one part"])
 def test_a_giant_line_is_shown_in_part_and_copied_whole(quiet: Live, opened: Open, many: bool) -> None:
-    """Whatever it begins with, and in one part as in many. 20 000 characters of a line are shown."""
+    """It may begin with anything and come in one part or many. 20 000 characters of a line are shown."""
     page = opened(quiet)
     answer, copy = page.locator("#chat article .text"), page.get_by_role("button", name="Copy this answer")
     for begin in ("```\n", "| a | ", "> **")[: 3 if many else 1]:

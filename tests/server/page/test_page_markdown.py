@@ -115,7 +115,7 @@ def test_a_long_line_is_not_parsed_again_for_each_token(quiet: Live, opened: Ope
 
 
 def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
-    """Also if its text is in two lines or two styles, and while its line changes its style."""
+    """Its text may be in two lines or two styles, and its line may change its style."""
     page = opened(quiet)
     ask(page, "hello")
     stream = quiet.service.stream()
