@@ -137,9 +137,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison for one prompt. `same` counts the common tokens, None if all runs of both sides give the same
-    ones.
-    """
+    """The comparison for one prompt. `same` counts the common tokens, None if all runs give the same ones."""
 
     prompt: Prompt
     plain: Side

@@ -189,9 +189,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
-    """Make a replay of an edit. The answer is the new file from the first change on, the prediction the old file's
-    rest.
-    """
+    """Make a replay of an edit: the answer is the new file from the first change on, the prediction the old one."""
     head, before, after = (
         vocabulary.tokenize(text, special=False).tolist() for text in (f"{message.strip()}\n\n{path}:\n", old, new)
     )

@@ -123,9 +123,7 @@ class Runner:
 
 
 def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
-    """Return the logits of the text's tokens, evaluated one at a time: float32 [n, n_vocab]. Clears the KV cache before
-    and after.
-    """
+    """Return the logits of single tokens of the text: float32 [n, n_vocab]. Leaves the KV cache empty."""
     try:
         backend.clear()
         alone = Runner(backend)

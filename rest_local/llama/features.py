@@ -122,7 +122,7 @@ def encode(context: Context, rows: NDArray[np.float32]) -> int:
         raise ValueError(f"{len(rows)} rows do not fit a batch of {context.n_ubatch}")
     rows = np.ascontiguousarray(rows, np.float32)
     data = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-    output = (ctypes.c_int8 * len(rows))(*([1] * len(rows)))  # else llama.cpp warns that it computes all of them
+    output = (ctypes.c_int8 * len(rows))(*([1] * len(rows)))  # llama.cpp would warn otherwise
     batch = llama_cpp.llama_batch(len(rows), None, data, None, None, None, output)
     with context.breaker:
         return int(llama_cpp.llama_encode(context.pointer, batch))

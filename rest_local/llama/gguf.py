@@ -58,9 +58,7 @@ _Found = TypeVar("_Found")
 
 
 def check_headers(path: Path) -> Files:
-    """Return a model's files, by the first, each with its stat. Reads 24 bytes of each. Raises ModelNotFound,
-    ModelInvalid.
-    """
+    """Return the files of the model that `path` begins. Reads 24 bytes of each. Raises ModelNotFound, ModelInvalid."""
     return [(file, check_header(file)) for file in shards_of(path)]
 
 
@@ -174,9 +172,7 @@ class Gguf:
 
     @property
     def projectors(self) -> list[str]:
-        """Return the kinds of projectors that the file declares (`clip.projector_type`, `clip.vision.projector_type`,
-        ...).
-        """
+        """Return the kinds of projectors that the file declares, for example in `clip.vision.projector_type`."""
         return [self.text(key) for key in self.values if key.endswith("projector_type") and self.text(key)]
 
     @property
@@ -254,7 +250,7 @@ _TEXT, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32, _U64, _U32_U64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
 _MOST_BYTES = 1 << 28  # maximum bytes of a vocabulary's keys: ten times the largest
-_MANY = 1000  # so many texts are searched through, not walked over
+_MANY = 1000  # more texts are searched through, not walked over
 _FARTHEST = 32 << 20  # bytes to search: the texts of the largest vocabularies take a third of it
 # The keys after a vocabulary begin so. Whole names are compared too, as a text of the vocabulary may begin alike.
 _NEXT = (b"tokenizer.", b"general.")

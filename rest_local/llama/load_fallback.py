@@ -63,9 +63,7 @@ class LoadChoice:
 
 @dataclass(frozen=True)
 class Failure:
-    """The cause of a failed trial, and its stage. `kind` is `crash`, `hang`, `memory`, or `refused` (llama.cpp returned
-    an error).
-    """
+    """The cause of a failed trial, and its stage. `kind` is `crash`, `hang`, `memory`, or `refused` by llama.cpp."""
 
     kind: str
     cause: str

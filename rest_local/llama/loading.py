@@ -52,9 +52,7 @@ class LoadParameters:
 
     @classmethod
     def of(cls, options: ModelOptions, n_gpu_layers: int, *, vocab_only: bool, on_cpu: bool = False) -> LoadParameters:
-        """Convert the options. A trial load in a child process is `on_cpu`: mapped, not repacked, with every tensor in
-        main memory.
-        """
+        """Convert the options. A trial load is `on_cpu`: mapped, not repacked, every tensor in main memory."""
         struct = llama_cpp.llama_model_default_params()
         struct.vocab_only = vocab_only
         struct.n_gpu_layers = 0 if on_cpu else n_gpu_layers

@@ -113,9 +113,7 @@ class _Decoded:
 
 
 class Projector(Closing):
-    """An open projector. Make one with `Projector.open`; close it before its model. `encoded` counts the images, or
-    tiles, that it was run on.
-    """
+    """An open projector. Make one with `Projector.open`; close it before its model. `encoded` counts its images."""
 
     def __init__(self, pointer: int, path: Path, model: Model) -> None:
         self.path, self._model = path, model

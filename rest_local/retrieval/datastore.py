@@ -135,9 +135,9 @@ class Datastore(Closing):
             raise DatastoreCorrupt(self.path, OUTSIDE) from error
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """Return (match, count, positions): the longest match of `context`, all its places, and up to `limit` of them.
+        """Return (match, count, positions): the longest match of `context`, its number of places, and the first places.
 
-        Raises DatastoreCorrupt as `rows` does.
+        `limit` bounds the returned places. Raises DatastoreCorrupt as `rows` does.
         """
         self._check_sizes()
         try:

@@ -389,7 +389,7 @@ class HistoryEntry:
     name: str
     model: str = ""
     answers: int = 0
-    tokens: int = 0  # without separators
+    tokens: int = 0  # does not count separators
     bytes: int = 0  # size on disk
     last_use: str = ""  # UTC, ISO 8601
     error: str = ""  # why it cannot be read, or that it was set aside after damage

@@ -278,9 +278,7 @@ class Segment:
 
 
 def _reversed(dead: Int64Array, length: int) -> npt.NDArray[np.uint32]:
-    """Turn intervals of the forward text into ascending bounds in the reversed text. An entry is dead if the number of
-    bounds up to it is odd.
-    """
+    """Turn intervals into ascending bounds in the reversed text. An odd number of bounds up to an entry means dead."""
     bounds = np.asarray(dead, np.int64).ravel()
     if bounds[0] < 0 or bounds[-1] > length or (np.diff(bounds) < 0).any():
         raise ValueError(f"the dead intervals are not sorted or not in a text of {length}")

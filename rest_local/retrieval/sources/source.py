@@ -116,9 +116,7 @@ AnySource = TypeVar("AnySource", bound="Source")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The way to read sources. `unchanged`, `only` (for sources that walk) and `looked_at` are as for
-    `walk.walk_files`.
-    """
+    """The way to read sources. `unchanged`, `only` and `looked_at` are as for `walk.walk_files`."""
 
     skipped: Skipped
     unchanged: Unchanged | None = None
@@ -165,9 +163,7 @@ class Source(ABC):
         """Describe the source in a few words, for a person."""
 
     def prepared(self) -> Source:
-        """Return the source to record: with absolute paths, and the present meaning of a moving name. Raises as
-        `texts`.
-        """
+        """Return the source to record: absolute paths, and the present meaning of a moving name. Raises as `texts`."""
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -222,9 +222,7 @@ def _stateless(entry: SegmentEntry, states: StateTable | None) -> npt.NDArray[np
 def live_states(
     store: Datastore, names: Collection[str] | None = None, folders: Collection[str] = ()
 ) -> dict[str, FileState]:
-    """Return the states that are not deleted, by file; with `names` only these and those below `folders`. O(states).
-    Raises DatastoreCorrupt.
-    """
+    """Return the live states by file; with `names` only these and those below `folders`. Raises DatastoreCorrupt."""
     found: dict[str, FileState] = {}
     for index, entry in enumerate(store.manifest.segments):
         table = store.states(index)

@@ -293,9 +293,7 @@ def put(
     progress: Progress = no_progress,
     staged: Staged | None = None,
 ) -> Manifest:
-    """Commit, under the lock, the rest of the segments of `store`, the staged ones, and new documents, whose segment
-    takes up all small ones.
-    """
+    """Commit, under the lock, the rest of `store`, staged segments, and new documents with all small segments."""
     keep: list[SegmentEntry] = []
     documents: list[Document] = []
     small = [i for i, entry in enumerate(entries) if new and entry and entry.tokens <= SMALL_SEGMENT]

@@ -106,9 +106,7 @@ class Root:
         return by_extension(os.path.basename(relative))
 
     def look(self, may_be_empty: Callable[[Path], bool]) -> bool:
-        """Return True if the path was replaced since the last call. Unless it `may_be_empty`, an empty directory is
-        gone.
-        """
+        """Return True if the path was replaced since the last call. An unexpectedly empty one is gone."""
         before = self.identity
         try:
             status = os.stat(self.path)
