@@ -21,9 +21,9 @@ import os
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -135,100 +135,7 @@ def _folders(home: Path) -> list[str]:
         return []
 
 
-class WriteQueue:
-    """Writes cells in a thread of its own, and has them in memory until they are on disk."""
-
-    def __init__(self, folder: CellFolder, path: Callable[[str], Path]) -> None:
-        self._folder, self._path = folder, path
-        self._changed = threading.Condition()
-        self.waiting: dict[str, Cells] = {}  # any thread may look a name up
-        self._bytes = 0
-        self._queue: deque[tuple[str, float]] = deque()
-        self._closing = False
-        self._paused_until = 0.0
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether cells are taken now: not after `close`, nor for a while after a write that failed."""
-        return not self._closing and time.monotonic() >= self._paused_until
-
-    def wait_for_room(self, seconds: float) -> bool:
-        """Wait until more cells may be put, and return whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._bytes < MOST_WAITING or not self.is_open, max(seconds, 0.0))
-
-    def put(self, name: str, cells: Cells, used: float) -> None:
-        """Have cells written soon, with `used` as the time of their last use."""
-        with self._changed:
-            if not self.is_open:
-                return
-            before = self.waiting.get(name)
-            self.waiting[name] = cells  # of two ends with one name, the newest is written
-            self._bytes += cells.size - (before.size if before else 0)
-            if before is not None:
-                return
-            self._queue.append((name, used))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="rest-local-sessions-writer", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def _write(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                name, used = self._queue.popleft()
-                cells = self.waiting[name]
-            try:
-                if self.is_open or self._closing:
-                    self._folder.make_room(cells.size)
-                    self._folder.make()
-                    write(self._path(name), cells.head, cells.records, name)
-                    os.utime(self._path(name), (used, used))
-            except OSError as error:
-                self._paused_until = time.monotonic() + PAUSE_S
-                log.warning("sessions are not kept on disk for now: %s: %s", self._folder.path, error.strerror or error)
-                self._drop_waiting()
-                continue
-            except Exception:
-                log.exception("a part of a session is not kept")
-            with self._changed:
-                if self.waiting.get(name) is cells:
-                    del self.waiting[name]
-                    self._bytes -= cells.size
-                elif name in self.waiting:  # another end was put meanwhile
-                    self._queue.append((name, used))
-                self._changed.notify_all()
-
-    def _drop_waiting(self) -> None:
-        with self._changed:
-            self._queue.clear()
-            self.waiting.clear()
-            self._bytes = 0
-            self._changed.notify_all()
-
-    def flush(self, seconds: float) -> bool:
-        """Wait until all is written, and return whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._bytes, seconds)
-
-    def close(self, seconds: float) -> None:
-        """Write what waits, for so long at most. What is being written then to a disk that hangs has another name, and
-        a later start deletes it.
-        """
-        over = time.monotonic() + seconds
-        if not self.flush(seconds):
-            log.warning("sessions: %d MB could not be written in time", self._bytes >> 20)
-        self._closing = True
-        self._drop_waiting()
-        if self._thread is not None:
-            self._thread.join(max(over - time.monotonic(), 0.0))
-
-
-class Readers:
+class Workers:
     """Daemon threads that make calls in their order. Python waits at its end for those of a ThreadPoolExecutor."""
 
     def __init__(self, n: int) -> None:
@@ -261,6 +168,81 @@ class Readers:
             thread.join(max(over - time.monotonic(), 0.0))
 
 
+class WriteQueue:
+    """Writes cells in a thread of its own, and has them in memory until they are on disk."""
+
+    def __init__(self, folder: CellFolder, path: Callable[[str], Path]) -> None:
+        self._folder, self._path = folder, path
+        self._writer = Workers(1)
+        self._changed = threading.Condition()
+        self.waiting: dict[str, Cells] = {}  # any thread may look a name up
+        self._bytes = 0
+        self._closed = False
+        self._paused_until = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether cells are taken now: not after `close`, nor for a while after a write that failed."""
+        return not self._closed and time.monotonic() >= self._paused_until
+
+    def wait_for_room(self, seconds: float) -> bool:
+        """Wait until more cells may be put, and return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._bytes < MOST_WAITING or not self.is_open, max(seconds, 0.0))
+
+    def put(self, name: str, cells: Cells, used: float) -> None:
+        """Have cells written soon, with `used` as the time of their last use."""
+        with self._changed:
+            if not self.is_open:
+                return
+            before = self.waiting.get(name)
+            self.waiting[name] = cells  # of two ends with one name, the newest is written
+            self._bytes += cells.size - (before.size if before else 0)
+        if before is None:
+            self._writer.submit(partial(self._write, name, used))
+
+    def _write(self, name: str, used: float) -> None:
+        while (cells := self.waiting.get(name)) is not None:
+            try:
+                self._folder.make_room(cells.size)
+                self._folder.make()
+                write(self._path(name), cells.head, cells.records, name)
+                os.utime(self._path(name), (used, used))
+            except OSError as error:
+                self._paused_until = time.monotonic() + PAUSE_S
+                log.warning("sessions are not kept on disk for now: %s: %s", self._folder.path, error.strerror or error)
+                self._drop_waiting()
+            except Exception:
+                log.exception("a part of a session is not kept")
+            with self._changed:
+                if self.waiting.get(name) is cells:  # else another end was put meanwhile
+                    del self.waiting[name]
+                    self._bytes -= cells.size
+                    self._changed.notify_all()
+
+    def _drop_waiting(self) -> None:
+        with self._changed:
+            self.waiting.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is written, and return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._bytes, seconds)
+
+    def close(self, seconds: float) -> None:
+        """Write what waits, for so long at most. What is being written then to a disk that hangs has another name, and
+        a later start deletes it.
+        """
+        over = time.monotonic() + seconds
+        if not self.flush(seconds):
+            log.warning("sessions: %d MB could not be written in time", self._bytes >> 20)
+        self._closed = True
+        self._drop_waiting()
+        self._writer.close(max(over - time.monotonic(), 0.0))
+
+
 class CellFiles:
     """The files of one context. `home`: the folder of all; `made`: what the cells are computed with; `limit`: bytes;
     `part`: tokens of a part.
@@ -275,7 +257,7 @@ class CellFiles:
         self.folder = CellFolder(home, self._fingerprint[:32], limit)
         self.writes = WriteQueue(self.folder, self.path)
         self._marks: dict[str, list[tuple[int, str]]] = {}
-        self._readers = Readers(N_READERS)
+        self._readers = Workers(N_READERS)
         self._readers.submit(self.folder.trim_at_start)
 
     def names(self, tokens: Sequence[int], owner: str) -> Names:

@@ -62,18 +62,8 @@ def made_with(model: Model, settings: ContextSettings, exact: bool) -> dict[str,
 
     Lengths, numbers of texts, threads and snapshots do not.
     """
-    computing = replace(
-        settings,
-        n_ctx=8,
-        n_batch=1,
-        n_ubatch=0,
-        n_slots=1,
-        n_cells=0,
-        n_branches=1,
-        n_rs_seq=0,
-        threads=0,
-        threads_batch=0,
-    )
+    computing = replace(settings, n_ctx=8, n_batch=1, n_ubatch=0, n_slots=1, n_cells=0, n_branches=1, n_rs_seq=0)
+    computing = replace(computing, threads=0, threads_batch=0)
     # The context's settings say what was chosen of these, and an exact request may have to give flash attention up.
     loading = replace(model.options, rollback=None, flash_attention="auto", cache_type_k=None, cache_type_v=None)
     parts = {

@@ -104,20 +104,13 @@ def load(
         return Moved(len(head.tokens), reader.size)
 
 
-class SlotFileUnusable(OptionError):
-    """The file of a slot cannot be used here."""
-
-    def __init__(self, name: str, cause: str) -> None:
-        super().__init__(f"filename: {name!r} is not restored: {cause}")
-
-
 class NamedSlots:
     """Saves slots of one context by name, and restores them, while other requests go on.
 
     Any thread may call. A step in the thread that decodes copies the cells of one part at most, and the file is read
     and written in the caller's thread. The slot has to be idle, and no request gets it meanwhile; where there is no
     other, requests wait. `user`: as in `Slot`; the files and texts of others are not there. `shares`: memory can be cut
-    back. Raises OSError, SlotBusy, SlotFileUnusable, OptionError.
+    back. Raises OSError, SlotBusy, OptionError.
     """
 
     def __init__(self, files: CellFiles, slots: Slots, shares: bool, run: Run, user: str = "") -> None:
@@ -150,7 +143,7 @@ class NamedSlots:
                 path.touch()
                 return moved
         except Unusable as error:
-            raise SlotFileUnusable(name, str(error)) from error
+            raise OptionError(f"filename: {name!r} is not restored: {error}") from error
 
     def _begin(self, slot: Slot, tokens: list[int]) -> None:
         self._slots.free(slot)
