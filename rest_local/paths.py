@@ -21,8 +21,8 @@ _UNFINISHED = re.compile(r"\.rest-local-new-[0-9a-f]{16}\Z")
 
 def cache_dir() -> Path:
     """Make and return the cache, `$REST_LOCAL_CACHE` or the platform's. Measuring fills it again. Raises OSError."""
-    given = os.environ.get("REST_LOCAL_CACHE") or platformdirs.user_cache_dir("rest-local", appauthor=False)
-    return _made(Path(given).expanduser())
+    setting = os.environ.get("REST_LOCAL_CACHE") or platformdirs.user_cache_dir("rest-local", appauthor=False)
+    return _made(Path(setting).expanduser())
 
 
 def data_dir() -> Path:
@@ -32,21 +32,21 @@ def data_dir() -> Path:
 
 def data_home() -> Path:
     """Return `$REST_LOCAL_DATA`, or the platform's user data directory, without making it."""
-    given = os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False)
-    return Path(given).expanduser()
+    setting = os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False)
+    return Path(setting).expanduser()
 
 
 def datastores_home() -> Path:
     """Return the directory of named datastores: `$REST_LOCAL_DATASTORES`, or `datastores` in `data_dir`."""
-    given = os.environ.get("REST_LOCAL_DATASTORES")
-    return Path(given) if given else data_dir() / "datastores"
+    setting = os.environ.get("REST_LOCAL_DATASTORES")
+    return Path(setting) if setting else data_dir() / "datastores"
 
 
 def config_file() -> Path:
     """Return `$REST_LOCAL_CONFIG`, or `config.toml` in the platform's directory. The file need not exist."""
-    given = os.environ.get("REST_LOCAL_CONFIG")
-    if given:
-        return Path(given).expanduser()
+    setting = os.environ.get("REST_LOCAL_CONFIG")
+    if setting:
+        return Path(setting).expanduser()
     return Path(platformdirs.user_config_dir("rest-local", appauthor=False)) / "config.toml"
 
 

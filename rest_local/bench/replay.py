@@ -151,7 +151,7 @@ def replay(
 def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve: CostCurve, tally: Tally) -> None:
     text = begin(sources, answer)
     policy.begin(len(answer.prompt))
-    given = answer.answer[:1]
+    decoded = answer.answer[:1]
     at = 1
     while at < len(answer.answer):
         n_ctx = len(answer.prompt) + at
@@ -179,21 +179,21 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
             tally.first_drafted_ms += cost + query_ms
         text += tokens
         sources.extend(tokens)
-        given += tokens
+        decoded += tokens
         at += len(tokens)
-    tally.changed += sum(a != b for a, b in zip(given, answer.answer, strict=True))
+    tally.changed += sum(a != b for a, b in zip(decoded, answer.answer, strict=True))
 
 
 def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> list[int]:
     """Verify the tree against the recorded tokens from `at` on. Return the tokens of the step."""
-    rest = iter(answer[at:])
+    recorded = iter(answer[at:])
     last = len(answer) - at
     taken = 0
 
     def choose(_: int) -> int:
         nonlocal taken
         taken += 1
-        return next(rest)
+        return next(recorded)
 
     verdict = verify(tree, choose, lambda _: taken >= last)
     tally.add(tree, verdict.path, len(verdict.tokens))

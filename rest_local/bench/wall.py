@@ -73,20 +73,20 @@ class Runner:
 
     def run(self, answer: Recorded, sources: Predictable, policy: Policy) -> tuple[float, Statistics]:
         """Return milliseconds from the first token of the answer to the last, and the statistics of its steps."""
-        rest = answer.answer[1:]
-        request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
-        recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), lambda token: False)
-        verifier = Verifier(Recording(rest), lambda token: False)
+        ids = answer.answer[1:]
+        request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(ids))
+        recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(ids), (), lambda token: False)
+        verifier = Verifier(Recording(ids), lambda token: False)
         sequence = RequestState(request, policy, verifier, recording, lambda _: sources)
         sequence.admit(self.slot)
         self.forward.evaluate_prompt(sequence)
         begin(sources, answer)
-        given: list[int] = []
+        decoded: list[int] = []
         begun = time.perf_counter()
-        while len(given) < len(rest):
-            given.extend(self.forward.step_alone(sequence).tokens)
+        while len(decoded) < len(ids):
+            decoded.extend(self.forward.step_alone(sequence).tokens)
         ms = 1e3 * (time.perf_counter() - begun)
-        if given != rest:
+        if decoded != ids:
             raise AssertionError(f"answer {answer.name}: the step loop changed a recorded token")
         return ms, sequence.statistics
 

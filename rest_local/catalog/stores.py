@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -118,18 +118,18 @@ def default_model() -> Path:
 
 def own_folders() -> list[Path]:
     """Return the user's folders of models, which need not exist."""
-    given = os.environ.get(FOLDERS, "")
-    if not given:
+    folders = os.environ.get(FOLDERS, "")
+    if not folders:
         return [data_home() / "models"]
-    return [Path(folder).expanduser() for folder in given.split(os.pathsep) if folder]
+    return [Path(folder).expanduser() for folder in folders.split(os.pathsep) if folder]
 
 
 def hub_cache() -> Path:
     """Return the directory of huggingface_hub's cache, by the rules of that library, without importing it."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    return Path(os.path.expandvars(given)).expanduser()
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(folder)).expanduser()
 
 
 def _hub() -> Iterator[StoredModel]:
@@ -168,8 +168,8 @@ def _of_repository(repo: str, files: dict[str, Path], store: str) -> Iterator[St
 
 def _ollama() -> Iterator[StoredModel]:
     """Yield the models of Ollama, which has a manifest for each name, and its layers as blobs."""
-    given = os.environ.get("OLLAMA_MODELS")
-    homes = [given] if given else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
+    folder = os.environ.get("OLLAMA_MODELS")
+    homes = [folder] if folder else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
     for home in (Path(home).expanduser() for home in homes):
         for manifest in _files(home / "manifests", deepest=3):
             parts = manifest.relative_to(home / "manifests").parts
@@ -215,14 +215,14 @@ def _model_files(folder: Path) -> Iterator[Path]:
 def _files(folder: Path, deepest: int) -> Iterator[Path]:
     """Yield files below a folder in the order of their names, with linked ones and without hidden ones."""
     for entry in _entries(folder):
-        if _is(entry.is_file):
+        if _is_true(entry.is_file):
             yield Path(entry.path)
-        elif deepest and _is(entry.is_dir):
+        elif deepest and _is_true(entry.is_dir):
             yield from _files(Path(entry.path), deepest - 1)
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _entries(folder) if _is(entry.is_dir)]
+    return [Path(entry.path) for entry in _entries(folder) if _is_true(entry.is_dir)]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -233,10 +233,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _is(question: Any) -> bool:
-    """Return `question()`, or False if the entry cannot be read."""
+def _is_true(check: Callable[[], bool]) -> bool:
+    """Return `check()`, or False if the entry cannot be read."""
     try:
-        return bool(question())
+        return check()
     except OSError:
         return False
 
@@ -364,9 +364,9 @@ def _in_folder(folder: Path, model: str) -> Path | None:
     except OSError:
         return None
     named = [name for name in names if is_projector_file(name) and name != model]
-    own = _plain(model)
-    found = [name for name in named if _of(name) and (_of(name) in own or own in _of(name))]
-    if not found and {_plain(name) for name in names if is_model_file(name)} <= {own}:
+    plain = _plain(model)
+    found = [name for name in named if _of(name) and (_of(name) in plain or plain in _of(name))]
+    if not found and {_plain(name) for name in names if is_model_file(name)} <= {plain}:
         found = [name for name in named if not _of(name)]
     if not found:
         return None

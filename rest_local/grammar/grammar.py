@@ -189,8 +189,8 @@ def _kept(schema: Mapping[str, Any] | bool, fallback: str) -> Mapping[str, Any]:
         with contextlib.suppress(OptionError):
             json_schema(wider)
             return wider
-    given: dict[str, Any] = json.loads(fallback)
-    return given
+    parsed: dict[str, Any] = json.loads(fallback)
+    return parsed
 
 
 def _quoted(text: str) -> str:

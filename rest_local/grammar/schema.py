@@ -167,11 +167,11 @@ def _number_limits(schema: Schema, step: float | None) -> dict[str, float]:
         return {}
     least, most = _range(schema.get("format"))
     names = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-    given = {name: schema[name] for name in names if isinstance(schema.get(name), (int, float))}
+    bounds = {name: schema[name] for name in names if isinstance(schema.get(name), (int, float))}
     limits: dict[str, float] = {}
-    if not any(name in given for name in names[:2]) and all(value > least for value in given.values()):
+    if not any(name in bounds for name in names[:2]) and all(value > least for value in bounds.values()):
         limits["minimum"] = least
-    if not any(name in given for name in names[2:]) and all(value < most for value in given.values()):
+    if not any(name in bounds for name in names[2:]) and all(value < most for value in bounds.values()):
         limits["maximum"] = most
     if "number" in types and step is not None:
         limits["multipleOf"] = step
@@ -237,8 +237,8 @@ def _unevaluated(schema: dict[str, Any]) -> dict[str, Any]:
             continue
         if name == "unevaluatedItems" and isinstance(schema.get("items"), list):
             next_to = "additionalItems"
-        rest = schema.pop(name)
-        schema.setdefault(next_to, rest)
+        value = schema.pop(name)
+        schema.setdefault(next_to, value)
     return schema
 
 

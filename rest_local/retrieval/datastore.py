@@ -258,11 +258,11 @@ class Datastore(Closing):
         table, entry = self._documents[index], entry or self.manifest.segments[index]
         states = states_by_document(self.states(index), entry.gone)
         for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist():
-            held = tuple(states.get(number, ()))
+            files = tuple(states.get(number, ()))
             name = table.name(number)
-            if held and name not in (state.name for state in held):
-                name = held[0].name
-            yield Document(name, self._text(index, number), held)
+            if files and name not in (state.name for state in files):
+                name = files[0].name
+            yield Document(name, self._text(index, number), files)
 
     def spans(self, index: int) -> Int64Array:
         """Return the tokens of each live document of a segment, without separators: int64 [documents, 2].

@@ -89,12 +89,12 @@ def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int 
         tokenizer: called through ctypes it does not hold the GIL, so that threads help
         workers: number of threads, by default one for each core
     """
-    given = (text if isinstance(text, Text) else Text(*text) for text in texts)
+    items = (text if isinstance(text, Text) else Text(*text) for text in texts)
     waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
     workers = workers or os.cpu_count() or 1
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
     try:
-        for text in given:
+        for text in items:
             if text.text is None:
                 continue
             waiting.append((text, pool.submit(tokens_of, text, tokenizer.tokenize)))

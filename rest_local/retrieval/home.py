@@ -113,8 +113,8 @@ def find(path: Path, vocabulary_hash: str | None) -> Path:
     """Return the directory of a vocabulary's index (None: the first index), or the datastore's own without one."""
     if vocabulary_hash is None:
         return next(iter(indexes(path)), path)
-    own = folder(path, vocabulary_hash)
-    return own if os.path.exists(own / MANIFEST) else path
+    index = folder(path, vocabulary_hash)
+    return index if os.path.exists(index / MANIFEST) else path
 
 
 def manifests(path: Path) -> dict[Path, Manifest | DatastoreError]:
@@ -156,9 +156,9 @@ def newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str)
 def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> DatastoreVocabulary:
     """Make the error for a datastore that lacks this vocabulary, with the names of its own and the way out."""
     readable = [manifest for manifest in manifests(path).values() if isinstance(manifest, Manifest)]
-    held = [f"{manifest.vocabulary.name or '?'} ({manifest.vocabulary.hash[:12]})" for manifest in readable]
+    known = [f"{manifest.vocabulary.name or '?'} ({manifest.vocabulary.hash[:12]})" for manifest in readable]
     way = build_command(path, newest_manifest(path).recipe)
-    return DatastoreVocabulary(path, ", ".join(held), f"{name} ({vocabulary_hash[:12]})", way)
+    return DatastoreVocabulary(path, ", ".join(known), f"{name} ({vocabulary_hash[:12]})", way)
 
 
 def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:

@@ -130,8 +130,8 @@ def grown(documents: Documents, vocab_size: int, most: int) -> Iterator[GrowingS
     ValueError for an id outside the vocabulary.
     """
     growing = GrowingSegment(vocab_size)
-    for given in documents:
-        document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
+    for item in documents:
+        document = item if isinstance(item, Document) else Document(item[0], np.asarray(item[1], np.int32))
         tokens = document.tokens
         if growing.take_copy(document) or not len(tokens):
             continue
@@ -281,8 +281,8 @@ def commit(
             if not segments:
                 raise CorpusEmpty("given", "no tokens")
             created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            held = (one for one in manifests(datastore_of(directory)).values() if isinstance(one, Manifest))
-            revision = 1 + max((manifest.revision for manifest in held), default=0)
+            readable = (one for one in manifests(datastore_of(directory)).values() if isinstance(one, Manifest))
+            revision = 1 + max((manifest.revision for manifest in readable), default=0)
             manifest = Manifest(vocabulary, segments, recipe, created, revision)
             write_file(files, new, manifest.to_bytes())
             if MANIFEST in before:

@@ -226,10 +226,10 @@ class _Segment:
         order = np.fromfile(self.path("order"), "<u4")
         if len(order) and int(order.max()) >= self.entry.tokens:
             return self.fault("order", "order", "points outside the text")
-        held = np.zeros(self.entry.tokens, np.bool_)
-        held[order] = True
+        kept = np.zeros(self.entry.tokens, np.bool_)
+        kept[order] = True
         sorted_ = order_of(self.path("tokens").read_bytes(), self.width)
-        if not np.array_equal(sorted_[held[sorted_]], order):
+        if not np.array_equal(sorted_[kept[sorted_]], order):
             return self.fault("order", "order", "is not the order of the text")
         return None
 
@@ -384,8 +384,8 @@ def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:
             table = documents_of(looked.directory, entry)
             return [table.name(number) for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist()]
         if "states" in {*entry.files} - bad:
-            held = states_by_document(states_of(looked.directory, entry), entry.gone)
-            return [state.name for states in held.values() for state in states]
+            by_document = states_by_document(states_of(looked.directory, entry), entry.gone)
+            return [state.name for states in by_document.values() for state in states]
     return None
 
 

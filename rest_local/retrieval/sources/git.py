@@ -166,8 +166,8 @@ class Blobs(Closing):
             size = int(head[2])
             data = process.stdout.read(min(size, most))
             left = size + 1 - len(data)  # a line feed follows the content
-            while left and (rest := process.stdout.read(min(left, 1 << 20))):
-                left -= len(rest)
+            while left and (skipped := process.stdout.read(min(left, 1 << 20))):
+                left -= len(skipped)
             return data if size <= most else None
         except BrokenPipeError:  # git gave up on a damaged object
             self.close()

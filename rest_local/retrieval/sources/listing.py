@@ -121,9 +121,9 @@ def _split(file: IO[bytes]) -> Iterator[str]:
 
 def records(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the records of a file, which a NUL byte ends."""
-    rest = b""
+    tail = b""
     while chunk := file.read(1 << 16):
-        *found, rest = (rest + chunk).split(b"\0")
+        *found, tail = (tail + chunk).split(b"\0")
         yield from found
 
 

@@ -143,10 +143,10 @@ def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
     """Make the sources of a manifest's recipe. There are none if the text is of another origin, such as a history,
     which `kind` names. Raises OptionError for a source that this version does not know.
     """
-    given = [] if "kind" in recipe else recipe.get("sources", [])
-    if not isinstance(given, (list, tuple)):
+    sources = [] if "kind" in recipe else recipe.get("sources", [])
+    if not isinstance(sources, (list, tuple)):
         raise OptionError("the recipe's sources are not a list; correct it, or build the datastore again")
-    return [source_of(fields) for fields in given]
+    return [source_of(fields) for fields in sources]
 
 
 def can_repeat(recipe: Mapping[str, Any]) -> bool:

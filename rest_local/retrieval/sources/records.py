@@ -190,12 +190,12 @@ class Parquet(_Rows):
         number = 0
         raw, mark = open_file(file)
         with raw:
-            column, rest, batches = self._batches(file, raw)
+            column, field, batches = self._batches(file, raw)
             try:
                 for batch in batches:
                     for value in batch.column(column).to_pylist():
                         number += 1
-                        yield from self._text(f"{file}:{number}", dig(value, rest), mark, reading)
+                        yield from self._text(f"{file}:{number}", dig(value, field), mark, reading)
             except (_pyarrow().lib.ArrowException, OSError, UnicodeDecodeError):
                 reading.skipped.add("damaged: the rest of a file", file)
         reading.looked_at(os.path.getsize(file))
@@ -344,17 +344,17 @@ class Stdin(Source):
         return "the standard input"
 
     def _texts(self, file: BinaryIO, reading: Reading) -> Iterator[Text]:
-        rest, number = b"", 0
-        while rest or number == 0:
-            data = rest + file.read(PIECE - len(rest))
+        pending, number = b"", 0
+        while pending or number == 0:
+            data = pending + file.read(PIECE - len(pending))
             if not data:
                 return
             end = data.rfind(b"\n") + 1 if len(data) == PIECE else 0
             end = end or len(data)
-            data, rest = data[:end], data[end:]
+            data, pending = data[:end], data[end:]
             number += 1
             name = "-" if number == 1 else f"-:{number}"
             for text in reading.text(name, decoded(data), 0, allow_secrets=self.allow_secrets):
                 yield text._replace(state=None)
-            if not rest:
-                rest = file.read(1)
+            if not pending:
+                pending = file.read(1)

@@ -172,13 +172,13 @@ class Source(ABC):
         return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
-def made(kind: type[AnySource], given: Mapping[str, Any]) -> AnySource:
+def made(kind: type[AnySource], raw: Mapping[str, Any]) -> AnySource:
     """Make a source from the fields of a recipe. Raises OptionError for a wrong, missing or unknown one."""
     known = {field.name: str(field.type) for field in fields(kind)}
-    for name in given.keys() - known.keys() - {"kind"}:
+    for name in raw.keys() - known.keys() - {"kind"}:
         way = "correct it, or update rest-local if the recipe is newer"
         raise OptionError(f"source of kind {kind.kind!r}: unknown field {name!r}; {way}; known: {', '.join(known)}")
-    values = {name: _checked(kind.kind, name, known[name], given[name]) for name in known.keys() & given.keys()}
+    values = {name: _checked(kind.kind, name, known[name], raw[name]) for name in known.keys() & raw.keys()}
     try:
         return kind(**values)
     except TypeError as error:

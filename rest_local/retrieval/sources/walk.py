@@ -178,12 +178,12 @@ def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def resolved(only: Collection[str], paths: Iterable[str | os.PathLike[str]]) -> set[str]:
     """Return the paths in `only`; those below a linked path get the names that a walk gives them."""
     pairs = [(os.path.join(os.path.abspath(path), ""), os.path.join(os.path.realpath(path), "")) for path in paths]
-    linked = [(given, real) for given, real in pairs if given != real]
+    linked = [(named, real) for named, real in pairs if named != real]
     return {*only} | {
-        (real + name[len(given) :]).rstrip("/")
-        for given, real in linked
+        (real + name[len(named) :]).rstrip("/")
+        for named, real in linked
         for name in only
-        if f"{name}/".startswith(given)
+        if f"{name}/".startswith(named)
     }
 
 

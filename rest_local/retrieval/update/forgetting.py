@@ -72,21 +72,21 @@ def forget_where(
         raise DatastoreNotFound(path)  # no directory to lock
     clear(path, files, everything=True)
     with locked(directory, WAIT_S), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
-        held = {name for name in names_in(store) if is_meant(name)}
-        if not held:
+        meant = {name for name in names_in(store) if is_meant(name)}
+        if not meant:
             return Forgotten(())
         states = live_states(store)
-        gone = held & (states.keys() | unstated(store))
-        entries = segments_without(store, held)
+        gone = meant & (states.keys() | unstated(store))
+        entries = segments_without(store, meant)
         digests = {states[name].sha256 for name in gone & states.keys()}
-        copies = sorted(name for name, state in states.items() if name not in held and state.sha256 in digests)
+        copies = sorted(name for name, state in states.items() if name not in meant and state.sha256 in digests)
         if not any(entries):
             if not whole:
                 what = "no document would be left; `rest-local index remove` deletes the datastore"
                 raise OptionError(f"datastore {path}: {what}")
             remove_index_locked(path, directory, files)
             return Forgotten(tuple(sorted(gone)), removed=True)
-        _rewrite(store, entries, held, recipe(store.manifest.recipe, held), files)
+        _rewrite(store, entries, meant, recipe(store.manifest.recipe, meant), files)
     return Forgotten(tuple(sorted(gone)), tuple(copies))
 
 
@@ -160,9 +160,9 @@ def _excluding(source: Source, names: Collection[str], globs: Sequence[str]) -> 
     source = replace(source, exclude=_more(source.exclude, globs))
     if isinstance(source, Walk) and len(source.paths) > 1 and patterns:
         # A pattern counts below every path of a walk, and the same relative name may exist below another one.
-        rest = tuple(path for path in source.paths if path not in patterns)
-        if rest:
-            yield replace(source, paths=rest)
+        others = tuple(path for path in source.paths if path not in patterns)
+        if others:
+            yield replace(source, paths=others)
         for root, some in patterns.items():
             yield replace(source, paths=(root,), exclude=_more(source.exclude, sorted(some)))
         return

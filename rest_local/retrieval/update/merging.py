@@ -203,9 +203,9 @@ def segment_without(
     gone_now = {*numbers_in(entry.gone).tolist(), *lost}
     dead_now = {*numbers_in(entry.dead).tolist(), *died}
     if states is not None:
-        held = stateless.copy()
-        held[states.documents[alive(bitmap_of(gone_now, len(states)), len(states))]] = True
-        dead_now.update(np.flatnonzero(~held).tolist())
+        has_file = stateless.copy()
+        has_file[states.documents[alive(bitmap_of(gone_now, len(states)), len(states))]] = True
+        dead_now.update(np.flatnonzero(~has_file).tolist())
     if len(dead_now) == entry.documents:
         return None
     return dataclasses.replace(entry, gone=bitmap_of(gone_now, entry.states), dead=bitmap_of(dead_now, entry.documents))

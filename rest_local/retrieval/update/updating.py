@@ -106,8 +106,8 @@ def update(
     DatastoreUnwritable, DatastoreError for text of another origin, InputInvalid for a missing path, CorpusEmpty if no
     file would be left. After an error the old commit is intact. O(states) and what the walk and the new text cost.
     """
-    given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
-    return _again(given, merging, lambda base: _update(given, base, only, missing))
+    job = _Job(path, vocabulary, progress or no_progress, files or Files(), render)
+    return _again(job, merging, lambda base: _update(job, base, only, missing))
 
 
 def add_sources(
@@ -121,9 +121,9 @@ def add_sources(
     files: Files | None = None,
 ) -> Updated:
     """Add sources to the index for a vocabulary, read only these, and record them. Otherwise as `update`."""
-    given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
+    job = _Job(path, vocabulary, progress or no_progress, files or Files(), render)
     prepared = [source.prepared() for source in sources]
-    return _again(given, merging, lambda base: _add_sources(given, base, prepared))
+    return _again(job, merging, lambda base: _add_sources(job, base, prepared))
 
 
 def _merge(
@@ -169,7 +169,7 @@ def add(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Job:
     """The arguments of an update."""
 
     path: Path
@@ -184,26 +184,26 @@ class _Given:
         return Datastore.open(self.path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=True)
 
 
-def _again(given: _Given, merging: bool, attempt: Callable[[Datastore], Updated]) -> Updated:
+def _again(job: _Job, merging: bool, attempt: Callable[[Datastore], Updated]) -> Updated:
     """Repeat an attempt until no other writer disturbs it, then merge."""
-    clear(given.path, given.files)
+    clear(job.path, job.files)
     for _ in range(_ATTEMPTS):
-        with given.open() as base:
+        with job.open() as base:
             try:
                 updated = attempt(base)
             except (_Moved, FileNotFoundError):  # A newer commit deleted a file, or `forget` a staging directory.
                 continue
-        merged = _merge(given.path, given.vocabulary.hash, given.files, None) if merging else None
+        merged = _merge(job.path, job.vocabulary.hash, job.files, None) if merging else None
         return replace(updated, manifest=merged) if merged else updated
-    raise DatastoreLocked(given.path, "other writers, one after another")
+    raise DatastoreLocked(job.path, "other writers, one after another")
 
 
-def _update(given: _Given, base: Datastore, only: Collection[str] | None, missing: bool) -> Updated:
+def _update(job: _Job, base: Datastore, only: Collection[str] | None, missing: bool) -> Updated:
     recipe = base.manifest.recipe
     recorded = from_recipe(recipe)
     sources = [source for source in recorded if source.repeatable]
     if not sources:
-        raise DatastoreError(f"datastore {given.path}: it was not built from files, so nothing says what to look at")
+        raise DatastoreError(f"datastore {job.path}: it was not built from files, so nothing says what to look at")
     if only is not None:
         sources = [source for source in sources if isinstance(source, (Walk, Python))]
         only = resolved(only, roots_of(sources))
@@ -211,35 +211,35 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
         if folders := [path for path in only if path not in known and not os.path.lexists(path)]:
             known |= live_states(base, (), folders)
         walk = Rereading(known, unstated(base, only))
-        texts = walk.texts(present(sources, {}, missing), given, only)
-        return _stored(given, base, walk, texts, recipe, True)
+        texts = walk.texts(present(sources, {}, missing), job, only)
+        return _stored(job, base, walk, texts, recipe, True)
     roots = [os.path.realpath(path) for path in roots_of(sources)]
     below = tuple(os.path.join(root, "") for root in roots)
     # An earlier version stored no states.
     loose = {name for name in unstated(base) if name.startswith(below) or name in roots}
     walk = Rereading(live_states(base), loose)
-    texts = walk.texts(present(sources, walk.known, missing), given)
+    texts = walk.texts(present(sources, walk.known, missing), job)
     now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
     if now != recorded:  # a git revision means another commit by now
         recipe = {**recipe, **recipe_of(now)}
-    return _stored(given, base, walk, texts, recipe, True)
+    return _stored(job, base, walk, texts, recipe, True)
 
 
-def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> Updated:
+def _add_sources(job: _Job, base: Datastore, sources: Sequence[Source]) -> Updated:
     recipe = dict(base.manifest.recipe)
     if "kind" in recipe:
-        raise DatastoreError(f"datastore {given.path}: it is of kind {printable(recipe['kind'])}, which takes no paths")
+        raise DatastoreError(f"datastore {job.path}: it is of kind {printable(recipe['kind'])}, which takes no paths")
     walk = Rereading(live_states(base), unstated(base))
-    texts = walk.texts(sources, given)
-    return _stored(given, base, walk, texts, {**recipe, **recipe_of(united(from_recipe(recipe), sources))}, False)
+    texts = walk.texts(sources, job)
+    return _stored(job, base, walk, texts, {**recipe, **recipe_of(united(from_recipe(recipe), sources))}, False)
 
 
 def _stored(
-    given: _Given, base: Datastore, walk: Rereading, texts: Iterator[Text], recipe: Mapping[str, Any], is_complete: bool
+    job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text], recipe: Mapping[str, Any], is_complete: bool
 ) -> Updated:
     """Read `texts` and commit new ones. If they are complete, known files that are not among them are gone."""
     with contextlib.ExitStack() as stack:
-        documents, staged = _collected(given, base, walk, texts, stack)
+        documents, staged = _collected(job, base, walk, texts, stack)
         if is_complete:
             walk.gone = {name for name in {*walk.known, *walk.unstated} - walk.seen if _is_gone(name)}
         names, manifest = walk.read | walk.gone, base.manifest
@@ -249,25 +249,25 @@ def _stored(
             if (
                 read_manifest(base.directory) != manifest
             ):  # Another writer may have changed the same files or the recipe.
-                store = stack.enter_context(given.open())
+                store = stack.enter_context(job.open())
                 same = store.manifest.recipe == manifest.recipe
                 if not same or live_states(base, names) != live_states(store, names):
                     raise _Moved
             if staged and not staged.is_there():
                 raise _Moved
             entries = segments_without(store, names)
-            manifest = put(store, entries, documents, recipe, given.files, given.progress, staged)
+            manifest = put(store, entries, documents, recipe, job.files, job.progress, staged)
         deleted = len(walk.gone)
         return Updated(walk.added, walk.changed, deleted, walk.unchanged, walk.tokens, manifest, walk.skipped)
 
 
 def _collected(
-    given: _Given, base: Datastore, walk: Rereading, texts: Iterator[Text], stack: contextlib.ExitStack
+    job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text], stack: contextlib.ExitStack
 ) -> tuple[list[Document], Staged | None]:
     """Tokenize texts. More than SMALL_SEGMENT tokens go to a staging directory, which `stack` deletes."""
 
     def tokenized() -> Iterator[Document]:
-        for document in counted(tokenize_documents(walk.new_texts(texts), given.vocabulary), given.progress):
+        for document in counted(tokenize_documents(walk.new_texts(texts), job.vocabulary), job.progress):
             walk.tokens += len(document.tokens)
             yield document
 
@@ -276,10 +276,10 @@ def _collected(
         few.append(document)
         size += len(document.tokens) + 1
         if size > SMALL_SEGMENT:
-            place, every = stack.enter_context(staging(base.directory, given.files)), chain(few, documents)
+            place, every = stack.enter_context(staging(base.directory, job.files)), chain(few, documents)
             identity = base.manifest.vocabulary
             with mapping_os_errors(place):
-                entries = write_segments(place, every, vocabulary=identity, progress=given.progress, files=given.files)
+                entries = write_segments(place, every, vocabulary=identity, progress=job.progress, files=job.files)
             return [], Staged(place, entries)
     return few, None
 
@@ -343,10 +343,10 @@ class Rereading:
         state = self.known.get(name)
         return state is not None and state.mtime_ns != 0 and (state.size, state.mtime_ns) == (size, mtime_ns)
 
-    def texts(self, sources: Sequence[Source], given: _Given, only: Collection[str] | None = None) -> Iterator[Text]:
+    def texts(self, sources: Sequence[Source], job: _Job, only: Collection[str] | None = None) -> Iterator[Text]:
         """Yield the texts of sources. Raises as `Source.texts`."""
-        report = given.progress
-        reading = Reading(self.skipped, self.is_unchanged, only, lambda size: report("read", size), given.render)
+        report = job.progress
+        reading = Reading(self.skipped, self.is_unchanged, only, lambda size: report("read", size), job.render)
         return chain.from_iterable([source.texts(reading) for source in sources])
 
     def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
@@ -390,9 +390,9 @@ def roots_of(sources: Sequence[Source]) -> list[str]:
     return [path for source in sources if isinstance(source, Walk) for path in source.paths]
 
 
-def united(held: Sequence[Source], more: Sequence[Source]) -> list[Source]:
+def united(recorded: Sequence[Source], more: Sequence[Source]) -> list[Source]:
     """Return recorded sources and more of them, each once. Walks with the same filters become one."""
-    found = list(held)
+    found = list(recorded)
     for source in more:
         walk = replace(source, paths=()) if isinstance(source, Walk) else None
         alike = (i for i, one in enumerate(found) if isinstance(one, Walk) and replace(one, paths=()) == walk)
