@@ -186,7 +186,7 @@ class Breaker:
                 self._set_flag()
 
     def __exit__(self, *_: object) -> None:
-        self._running = False  # without the lock, because an interrupt while waiting for it would leave this True
+        self._running = False  # An interrupt while it waits for the lock would leave this True.
         self._clear_flag()
 
     def _set_flag(self) -> None:
@@ -201,12 +201,12 @@ class Breaker:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context computes. `flash_attention` and the cache types decide the cost of verification and whether it is
-    exact. Raises OptionError for invalid values.
+    """The settings of a context. `flash_attention` and the cache types decide the cost of verification and whether it
+    is exact. Raises OptionError for invalid values.
 
     There are `n_slots` slots with `n_branches` sequence ids each. A slot holds up to `n_ctx` tokens, and all share
-    `n_cells` cells, 0 = `n_ctx`. `n_ubatch`: tokens computed at once, 0 = `n_batch`. `threads`: 0 = `default_threads`;
-    `threads_batch`: for more than one token, 0 = `threads`.
+    `n_cells` cells, 0 = `n_ctx`. `n_ubatch` tokens are computed at once, 0 = `n_batch`. `threads`: 0 =
+    `default_threads`; `threads_batch` is for more than one token, 0 = `threads`.
     """
 
     n_ctx: int = LARGEST_DEFAULT
@@ -417,7 +417,7 @@ def _parameters(settings: ContextSettings) -> Any:
     params.type_k, params.type_v = CACHE_TYPES[settings.cache_type_k], CACHE_TYPES[settings.cache_type_v]
     params.offload_kqv = settings.offload_kqv
     params.kv_unified = True
-    params.swa_full = True  # so that a rejected draft near the edge of a sliding window can be rolled back
+    params.swa_full = True  # A rejected draft near the edge of a sliding window can then be rolled back.
     rope = settings.rope
     if rope.scaling is not None:
         params.rope_scaling_type = ROPE_SCALINGS.index(rope.scaling)

@@ -1,4 +1,4 @@
-"""The memory of a `llama_context`: KV cells and, if the model has one, recurrent state, by sequence."""
+"""Change the memory of a `llama_context`: KV cells and recurrent state, by sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rest_local.llama.loaded import llama_cpp
 
 
 class Memory:
-    """One method for each call of llama.cpp, without decisions of its own."""
+    """A context's memory: one method for each call of llama.cpp, without decisions."""
 
     def __init__(self, context: int) -> None:
         self._pointer: int | None = context
@@ -18,7 +18,7 @@ class Memory:
 
     @property
     def pointer(self) -> int:
-        """The llama_context_p. Raises ValueError after `close`."""
+        """Return the llama_context_p. Raises ValueError after `close`."""
         if not self._pointer:
             raise ValueError("the context is closed")
         return int(self._pointer)
@@ -36,7 +36,7 @@ class Memory:
         return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def begin(self, seq: int) -> int:
-        """Return the first position of `seq` from which on all have cells; -1: none. Of a sliding window, its first."""
+        """Return the first position of `seq` (in a sliding window) from which all have cells, or -1 without any."""
         return int(llama_cpp.llama_memory_seq_pos_min(self._memory, seq))
 
     def state_size(self, seq: int) -> int:
@@ -44,14 +44,12 @@ class Memory:
         return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, 0))
 
     def save(self, seq: int, *, partial: bool = False, on_device: bool = False) -> bytes:
-        """Return the state of a sequence for `restore`, a copy of about the size of its cells; empty where that fails.
+        """Return the state of a sequence for `restore`, or nothing if that fails. It is about as large as the cells.
 
-        `partial`: only the state that cannot be rolled back, which is the recurrent state and the cells of a sliding
-        window: kilobytes for a hybrid model whose attention takes megabytes. For a model with full attention it is the
-        whole state.
-
-        `on_device`: the content stays in the memory of the device, where this llama.cpp can do that, and there is one
-        such state of each sequence, the newest.
+        With `partial` it is only the state that cannot be rolled back, which is the recurrent state and the cells of a
+        sliding window: kilobytes for a hybrid model whose attention takes megabytes. For a model with full attention it
+        is the whole state. With `on_device` the content stays in the memory of the device, if this llama.cpp can do
+        that; there is one such state of each sequence, the newest.
         """
         flags = _flags(partial, on_device)
         size = int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, flags))
@@ -67,7 +65,7 @@ class Memory:
         `remove(seq, position)`, which succeeds. This is not checked: otherwise logits are wrong without an error.
         """
         flags = _flags(partial, on_device)
-        content = np.frombuffer(state, np.uint8)  # without a copy: a part of a session is megabytes
+        content = np.frombuffer(state, np.uint8)  # A copy would cost megabytes.
         buffer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
         if read and read == len(state):  # 0 means an error

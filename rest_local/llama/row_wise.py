@@ -1,6 +1,6 @@
 """Switch the shortcuts of flash attention on a CPU on and off.
 
-llama.cpp's CPU code walks through the cells of a row one by one, and skips those that are masked. Where K and V have
+llama.cpp's CPU code walks through the cells of a row one by one, and skips those that are masked. If K and V have
 one float type it takes two shortcuts: a single row is split over the threads from 512 cells on, and 64 rows or more are
 computed in tiles. A row gets other bits in each of them, so a draft could change a token at a near-tie. But tiles are
 what makes long prompts fast: 1.4 times at 1 000 tokens and 1.8 times at 3 500 (SmolLM2-135M on 2 cores of a Zen 4).
@@ -21,9 +21,9 @@ from contextlib import contextmanager
 
 from rest_local.llama.library import CPU_DEVICE, ggml
 
+# The fewest tokens of a prompt, without an output, that are computed in tiles if steps are computed row by row. Tiles
+# give other bits if a text lies in other cells, so short prompts, whose time nobody sees, go without.
 TILED = 256
-"""The fewest tokens of a prompt, without an output, that are computed in tiles where steps are computed row by row.
-Tiles give other bits where a text lies in other cells, so short prompts, whose time nobody sees, go without."""
 TYPES = ("f16", "f32")  # the cache types that have the shortcuts
 _INIT_BACKEND = 5  # the number of functions before `init_backend` in `ggml_backend_device_i` (ggml-backend-impl.h)
 _Init = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -65,7 +65,7 @@ def collected_backends() -> Iterator[list[int]]:
 
 
 class Shortcuts:
-    """Those of the CPU backends that one context computes with. They are left out until `use`."""
+    """The shortcuts of the CPU backends that one context computes with. They are left out until `use`."""
 
     def __init__(self, backends: Sequence[int]) -> None:
         self.backends, self._on = backends, True
@@ -73,7 +73,7 @@ class Shortcuts:
 
     @property
     def tiled(self) -> int:
-        """The fewest tokens of a prompt that are computed in tiles; 0: the settings decide."""
+        """Return the fewest tokens of a prompt that are computed in tiles, or 0 if the settings decide."""
         return TILED if self.backends else 0
 
     def use(self, on: bool) -> None:
