@@ -129,20 +129,13 @@ class SimulatedText(DraftText):
     can_ask = True
 
     def __init__(self, drafter: SimulatedDrafter) -> None:
+        super().__init__(drafter)
         self._drafter = drafter
-        self._text: Sequence[int] = ()
         self._number, self._n_prompt, self._answer = 0, 0, list[int]()
-        self.step_ms = self.query_ms = 0.0
-
-    @property
-    def drafter(self) -> SimulatedDrafter:
-        return self._drafter
-
-    def begin_step(self) -> None:
-        self.step_ms = self.query_ms = 0.0
 
     def restart(self, text: Sequence[int], same: int) -> None:
-        self._text, self._n_prompt = text, len(text)
+        super().restart(text, same)
+        self._n_prompt = len(text)
         self._number, answer = self._drafter.answers[tuple(text)]
         self._answer = answer.answer
 

@@ -195,9 +195,8 @@ def test_no_memory_for_a_head(
 ) -> None:
     """It was tried in a smaller context."""
     target, path = model_and_drafter("eagle3", tmp_path)
-    real = Head.settings
-    many = staticmethod(lambda target, n: replace(real(target, n), n_cells=1 << 26))
-    monkeypatch.setattr(Head, "settings", many)
+    real = head_kinds.settings_for
+    monkeypatch.setattr(head_kinds, "settings_for", lambda target, n: replace(real(target, n), n_cells=1 << 26))
     with little_memory(400 << 20), Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine:
         (line,) = engine.warnings
         assert line.startswith("going on without ")
@@ -338,12 +337,12 @@ def test_a_full_context_of_a_head(
     """It is told once, and drafting goes on with the newest tokens."""
     draft_whatever_it_costs(monkeypatch)
     target, path = model_and_drafter(kind, tmp_path)
-    real = Head.settings
+    real = head_kinds.settings_for
 
     def short(target: Any, n: int) -> ContextSettings:
         return replace(real(target, n), n_ctx=256, n_cells=256)
 
-    monkeypatch.setattr(Head, "settings", staticmethod(short))
+    monkeypatch.setattr(head_kinds, "settings_for", short)
     with opened(target, path, caplog, 400) as engine:
         drafter = engine.context.drafter
         assert isinstance(drafter, Head)

@@ -31,7 +31,7 @@ class Scripted(DraftText, Drafter):
     name = path = "scripted"
 
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
-        self.step_ms = self.query_ms = 0.0
+        super().__init__(self)
         self.passes_done = 0
         self.at = 0
         self._story, self._right, self._pass_ms = story, right, pass_ms

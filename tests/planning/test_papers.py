@@ -215,12 +215,8 @@ class ByTable(DraftText, Drafter):
     def __init__(self, table: Table, pass_ms: float = 0.0, ready: bool = True, room: bool = True) -> None:
         self.table, self.pass_ms_each, self.ready, self.room = table, pass_ms, ready, room
         self.passes_asked: list[list[tuple[int, ...]]] = []
-        self.step_ms = self.query_ms = 0.0
+        super().__init__(self)
         self.error: Exception | None = None
-
-    @property
-    def drafter(self) -> ByTable:  # type: ignore[override]
-        return self
 
     @property
     def can_ask(self) -> bool:

@@ -1,7 +1,7 @@
-"""Drafting with a small model of the same vocabulary: its next tokens and their probabilities.
+"""Draft with a small model of the same vocabulary.
 
-Contract: the text of a request and a drafted path after it go in; the model's likeliest next tokens come out, with
-their probabilities. Each request has a `DraftModelText`, which keeps the text in the KV cache of the small model and
+The text of a request and a drafted path after it go in; the model's likeliest next tokens come out, with their
+probabilities. Each request has a `DraftModelText`, which keeps the text in the KV cache of the small model and
 evaluates only new tokens. This module does not know when a query pays (`rest_local.planning.draft_scheduler` does).
 """
 
@@ -37,25 +37,27 @@ from rest_local.llama.vocabulary import Vocabulary
 
 log = logging.getLogger("rest_local.drafting")
 
-STALL_MS = 100.0  # a text is evaluated at most so long between two steps, because other requests wait
+STALL_MS = 100.0  # A text is evaluated at most so long between two steps, because other requests wait.
 
-Row = tuple[int, int, int, bool]  # token, position, sequence id, whether its logits are wanted
+Row = tuple[int, int, int, bool]  # A token, its position and sequence id, and whether its logits are wanted.
 
 
 class DraftModel(Drafter):
-    """A model and its KV cache for `n_texts` texts at a time. `times`: measured when the model is opened and updated by
-    real passes. `token_ms`: the time for each token of a longer text.
+    """A model and its KV cache for several texts at a time.
+
+    `times` is measured when the model is opened, and updated by real passes. `token_ms` is the time for each token of a
+    longer text.
     """
 
     name = "draft model"
 
     def __init__(self, model: Model, context: Context, n_vocab: int) -> None:
-        """`n_vocab`: of the target. Models of one vocabulary differ in the unused ids that pad it."""
+        """Draft for a target with `n_vocab` ids. Models of one vocabulary differ in the unused ids that pad it."""
         self.model, self.context = model, context
         self._n_vocab = min(n_vocab, model.n_vocab)
-        self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))  # first sequence ids of texts
-        self._texts: list[DraftModelText] = []  # those with sequence ids, least recently used first
-        self._tells_full = False  # warns of the first text that is too long; the target's context ends there as well
+        self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))  # First sequence ids of texts.
+        self._texts: list[DraftModelText] = []  # Those with sequence ids, least recently used first.
+        self._tells_full = False  # Warn of the first text that is too long, where that of the target is longer.
         self.times, self.token_ms = self._measure()
 
     @classmethod
@@ -70,9 +72,10 @@ class DraftModel(Drafter):
         n_gpu_layers: int | None = None,
         options: ModelOptions | None = None,
     ) -> DraftModel:
-        """Load a model that drafts for one with `vocabulary`. A text has at most `n_ctx` tokens, or the number that the
-        model was trained for. Costs the load time and a few passes. Raises ModelError (and what `Model.open` raises),
-        and OptionError if the vocabularies differ or the model cannot take back tokens.
+        """Load a model that drafts for one with `vocabulary`, which takes the load time and a few passes.
+
+        A text has at most `n_ctx` tokens, or the number that the model was trained for. Raises ModelError (and what
+        `Model.open` raises), and OptionError if the vocabularies differ or the model cannot take back tokens.
         """
         gpu = library.supports_gpu() and n_gpu_layers != 0
 
@@ -110,16 +113,17 @@ class DraftModel(Drafter):
             raise
 
     def text(self) -> DraftModelText:
-        """A new, empty text. It costs nothing until it is asked."""
+        """Make a new, empty text. It costs nothing until it is asked."""
         return DraftModelText(self)
 
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
-        """The likely tokens after each path, in one pass. Empty for a text that is too long or has too many missing
-        tokens, and where no sequence id is left.
+        """Return the likely tokens after each path, in one pass.
+
+        There are none for a text that is too long or has too many missing tokens, or where no sequence id is left.
         """
         begun = time.perf_counter()
         rows: list[Row] = []
-        places: list[int | None] = [None] * len(queries)  # of the row that answers each query
+        places: list[int | None] = [None] * len(queries)  # The row that answers each query.
         texts: dict[int, DraftModelText] = {}
         logits = None
         try:
@@ -132,7 +136,7 @@ class DraftModel(Drafter):
                 places[number] = text.place(path, rows)
             logits = self.evaluate(rows) if rows else None
         finally:
-            if logits is None:  # an interrupt, too
+            if logits is None:  # An interrupt comes here as well.
                 for text in texts.values():
                     text.lose_pass()
         answers: list[Sequence[Likely]] = [() for _ in queries]
@@ -158,7 +162,7 @@ class DraftModel(Drafter):
         the decode was aborted or there was no room, or if it failed: then the model is not used any more.
         """
         code = self._decode(rows)
-        if code in (ABORTED, NO_ROOM):  # the program ends and aborts every context; this one did not fail
+        if code in (ABORTED, NO_ROOM):  # The program ends and aborts every context; this one did not fail.
             return None
         if code:
             self.give_up(f"cannot be evaluated (llama_decode: {code})")
@@ -184,7 +188,7 @@ class DraftModel(Drafter):
             )
 
     def _likeliest(self, logits: NDArray[np.float32]) -> list[Likely]:
-        """Of one row, tokens that the target has as well."""
+        """Return the likeliest tokens of one row that the target has as well."""
         return likeliest(logits[: self._n_vocab])
 
     def place(self, text: DraftModelText, tokens: Sequence[int]) -> int:
@@ -218,7 +222,7 @@ class DraftModel(Drafter):
         self._free.append(seq)
 
     def _measure(self) -> tuple[PassTimes, float]:
-        """The time of a pass that follows other passes, and of one token in a batch."""
+        """Measure a pass that follows other passes, and one token in a batch."""
         n = min(64, self.context.n_ctx // 2)
         text = np.random.default_rng(0).integers(0, self.model.n_vocab, n).tolist()
         prompt: list[Row] = [(token, at, 0, at == n - 1) for at, token in enumerate(text)]
@@ -256,57 +260,50 @@ class DraftModelText(DraftText):
     """
 
     def __init__(self, drafter: DraftModel) -> None:
+        super().__init__(drafter)
         self._drafter = drafter
-        self.seq: int | None = None  # first sequence id in the model's context
-        self._text: Sequence[int] = ()
-        self._cached: list[int] = []  # tokens of the first sequence id in the KV cache
-        self._agreed = 0  # length of the prefix of `_cached` that is known to agree with the text
-        self._waited_ms = 0.0
-        self._sure = 0  # tokens of `_cached` that the running pass does not add
+        self.seq: int | None = None  # The first sequence id in the model's context.
+        self._cached: list[int] = []  # Tokens of the first sequence id in the KV cache.
+        self._agreed = 0  # The length of the prefix of `_cached` that is known to agree with the text.
+        self._sure = 0  # Tokens of `_cached` that the running pass does not add.
         self._queried: Sequence[tuple[int, ...]] = ()
-        self._branches: dict[int, tuple[int, ...]] = {}  # by further sequence id: the drafted path that it holds
-        self.step_ms = self.query_ms = 0.0
-
-    @property
-    def drafter(self) -> DraftModel:
-        """The model that evaluates it."""
-        return self._drafter
+        self._branches: dict[int, tuple[int, ...]] = {}  # The drafted path that a further sequence id holds.
 
     def begin_step(self) -> None:
         """Reset the times, at the beginning of a step, and drop the branches of the last one."""
-        self.step_ms = self.query_ms = 0.0
+        super().begin_step()
         self._drop_branches()
         self._cut(len(self._text))
         if len(self._text) >= self._drafter.context.n_ctx:
             self._drafter.tell_full()
 
     def begin_pass(self, queried: Sequence[tuple[int, ...]]) -> None:
-        """A pass is being made up that answers the paths `queried`; `lose_pass` takes it back."""
+        """Make up a pass that answers the paths `queried`; `lose_pass` takes it back."""
         self._sure = len(self._cached)
         self._queried = queried
 
     def _is_queried(self, branch: tuple[int, ...]) -> bool:
-        """Whether a path of this pass begins with `branch`. Otherwise its sequence id may be used for another path."""
+        """Return True if a path of this pass begins with `branch`. Otherwise another path may take its sequence id."""
         return any(path[: len(branch)] == branch for path in self._queried)
 
     def _drop_branches(self) -> None:
+        """Free the cells of all paths but the first."""
         for seq in self._branches:
             self._drafter.context.remove(seq, 0)
         self._branches.clear()
 
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text, which shares its first `same` tokens with the old one."""
-        self._text = text
+        super().restart(text, same)
         self._agreed = min(self._agreed, same)
-        self._waited_ms = 0.0
 
     def shared(self, text: Sequence[int]) -> int:
-        """Length of the prefix of `text` in the KV cache."""
+        """Return the length of the prefix of `text` in the KV cache."""
         return common_prefix(text, self._cached)
 
     @property
     def n_missing(self) -> int:
-        """Number of tokens of the text that are not in the KV cache."""
+        """Count the tokens of the text that are not in the KV cache."""
         text, cached = self._text, self._cached
         limit = min(len(text), len(cached))
         while self._agreed < limit and text[self._agreed] == cached[self._agreed]:
@@ -315,15 +312,17 @@ class DraftModelText(DraftText):
 
     @property
     def can_ask(self) -> bool:
-        """Whether the context has room for one more token and the model has not failed."""
+        """Return True if the context has room for one more token and the model has not failed."""
         return not self._drafter.failed and len(self._text) < self._drafter.context.n_ctx
 
     def passes(self, path: Sequence[int]) -> int:
-        """One: all tokens of a path are evaluated together."""
+        """Return 1: all tokens of a path are evaluated together."""
         return 1
 
     def caught_up(self, saves_ms: float) -> bool:
-        """Whether a query can be answered at once. Call it once a step; it evaluates missing tokens when that pays.
+        """Return True if a query can be answered at once. Call it once a step.
+
+        It evaluates missing tokens when that pays, and says so in the next step.
 
         Each step that passes without the model loses `saves_ms`. Once these losses add up to the cost of evaluating the
         text, the text is evaluated, one chunk for each step. So a short answer to a long prompt costs nothing, and a
@@ -332,8 +331,7 @@ class DraftModelText(DraftText):
         missing, drafter = self.n_missing, self._drafter
         if missing <= INLINE:
             return True
-        self._waited_ms += saves_ms
-        if self._waited_ms < missing * drafter.token_ms:
+        if not self.pays_by_now(saves_ms, missing * drafter.token_ms):
             return False
         begun = time.perf_counter()
         first = self._enter()
@@ -345,14 +343,13 @@ class DraftModelText(DraftText):
             rows = [(int(token), start + i, first, i == len(chunk) - 1) for i, token in enumerate(chunk)]
             if drafter.evaluate(rows) is not None:
                 self._cached += chunk
-        if self.n_missing <= INLINE:
-            self._waited_ms = 0.0
-        self.step_ms += 1e3 * (time.perf_counter() - begun)
+        self.count_part(begun, self.n_missing <= INLINE)
         return False
 
     def place(self, path: Sequence[int], rows: list[Row]) -> int | None:
-        """Add the tokens to `rows` that are missing before `path` is answered, always its last. Returns the place of
-        that one; None if the text and the path are too long, or cannot be placed.
+        """Add the tokens to `rows` that are missing before `path` is answered, always its last.
+
+        Returns the place of that one; None if the text and the path are too long, or cannot be placed.
         """
         whole, n_text = len(self._text) + len(path), len(self._text)
         if whole > self._drafter.context.n_ctx or self.n_missing > INLINE:
@@ -363,9 +360,9 @@ class DraftModelText(DraftText):
         same = 0
         while same < min(len(wanted) - 1, len(cached) - start) and wanted[same] == cached[start + same]:
             same += 1
-        at = start + same  # the first position that differs from what the first sequence id holds
+        at = start + same  # The first position that differs from what the first sequence id holds.
         if n_text <= at < len(cached):
-            placed = self._branch(path, rows)  # another path goes on there in this step
+            placed = self._branch(path, rows)  # Another path goes on there in this step.
             if placed is not None or self._is_queried(tuple(cached[n_text:])):
                 return placed
         self._cut(at)
@@ -374,7 +371,7 @@ class DraftModelText(DraftText):
         return len(rows) - 1
 
     def _branch(self, path: Sequence[int], rows: list[Row]) -> int | None:
-        """As `place`, for a path that leaves the one of the first sequence id."""
+        """Place a path that leaves the one of the first sequence id."""
         context, n_text = self._drafter.context, len(self._text)
         first = self._enter()
         holder, held = first, common_prefix(self._cached[n_text:], path)
@@ -388,7 +385,7 @@ class DraftModelText(DraftText):
             free = [seq for seq in range(first + 1, first + BRANCHES) if seq not in self._branches]
             free += [seq for seq, branch in self._branches.items() if not self._is_queried(branch)]
             parent_is_new = any(seq == holder and position == n_text + held - 1 for _, position, seq, _ in rows)
-            if not free or parent_is_new:  # cells that this same pass adds cannot be copied yet
+            if not free or parent_is_new:  # Cells that this same pass adds cannot be copied yet.
                 return None
             target = holder if holder in free else free[0]
             if target == holder:
@@ -402,7 +399,7 @@ class DraftModelText(DraftText):
         return len(rows) - 1
 
     def lose_pass(self) -> None:
-        """A pass failed: what it should have added to the cells is not there."""
+        """Take back a pass that failed: what it should have added to the cells is not there."""
         self._drop_branches()
         del self._cached[self._sure :]
         self._agreed = min(self._agreed, self._sure)
@@ -417,14 +414,14 @@ class DraftModelText(DraftText):
         self.seq, self._cached, self._agreed = None, [], 0
 
     def _cut(self, at: int) -> None:
-        """Have only the first `at` tokens in the cells of the first sequence id."""
+        """Leave only the first `at` tokens in the cells of the first sequence id."""
         if at < len(self._cached):
             self._drafter.context.remove(self._enter(), at)
             del self._cached[at:]
             self._agreed, self._sure = min(self._agreed, at), min(self._sure, at)
 
     def _enter(self) -> int:
-        """The first sequence id, which it gets now if it has none."""
+        """Return the first sequence id, which it gets now if it has none."""
         if self.seq is None:
             shared = self._drafter.place(self, self._text)
             self._cached, self._agreed = list(self._text[:shared]), shared

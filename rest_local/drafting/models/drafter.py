@@ -1,4 +1,4 @@
-"""What a model that drafts can do: the interface of a draft model, of MTP layers, and of an EAGLE-3 head.
+"""The interface of what drafts by computing: a draft model, MTP layers, and an EAGLE-3 head.
 
 - A `Drafter` belongs to one target context. It has a `DraftText` for each text that it follows, which is one for each
   slot of the target.
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,28 +28,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rest_local.drafting")
 
-TOP_K = 3  # candidates of one query
-CONFIDENT = 0.9  # above this probability the first candidate is the only one
-BLOCK = 1024  # logits; a row is searched block by block
-NEGLIGIBLE = 12.0  # nats below the likeliest token
-BATCH = 512  # tokens in one pass of a drafter over a text
+TOP_K = 3  # Candidates of one query.
+CONFIDENT = 0.9  # Above this probability the first candidate is the only one.
+BLOCK = 1024  # A row of logits is searched in blocks of this size.
+NEGLIGIBLE = 12.0  # Blocks that lie so many nats below the likeliest token are left out.
+BATCH = 512  # Tokens in one pass of a drafter over a text.
 INLINE = 16  # Missing tokens of a text up to this number, a branch, are evaluated together with a query, in one pass.
-BRANCHES = 4  # paths of one text that can be continued at the same time: sequence ids for each text
+BRANCHES = 4  # Paths of one text that can be continued at the same time: sequence ids for each text.
 
-Likely = tuple[int, float]  # token, probability
+Likely = tuple[int, float]  # A token and its probability.
 
 
 class Query(NamedTuple):
-    """What follows the drafted `path` after the text? Every prefix of a path was a query before, or is one now."""
+    """A question: what follows the drafted `path` after the text?
+
+    Every prefix of a path was a query before, or is one now.
+    """
 
     text: DraftText
     path: tuple[int, ...]
 
 
 class Evaluated(NamedTuple):
-    """Tokens of a text that the target has just evaluated and committed: `tokens` at the positions from `start` on.
+    """Tokens of a text that the target has just evaluated and committed, at the positions from `start` on.
 
-    `rows`: their places in the target's last batch.
+    `rows` has their places in the target's last batch.
     """
 
     text: DraftText
@@ -58,50 +62,66 @@ class Evaluated(NamedTuple):
 
 
 class DraftText:
-    """One text, as a drafter sees it. `step_ms`: time spent since `begin_step`; `query_ms`: the part for answers.
+    """One text, as a drafter sees it.
 
-    The text is a list of its owner, which only grows between two calls of `restart`.
+    `step_ms` is the time spent since `begin_step`, and `query_ms` the part for answers. The text is a list of its
+    owner, which only grows between two calls of `restart`.
     """
 
-    step_ms: float
-    query_ms: float
-
-    @property
-    def drafter(self) -> Drafter:
-        raise NotImplementedError
+    def __init__(self, drafter: Drafter) -> None:
+        """Begin an empty text of `drafter`."""
+        self.drafter = drafter
+        self.step_ms = self.query_ms = 0.0
+        self._text: Sequence[int] = ()
+        self._lost_ms = 0.0  # What steps lost that passed without the drafter, because tokens are missing.
 
     @property
     def can_ask(self) -> bool:
-        """Whether there is room for one more token, and the drafter has not failed."""
+        """Return True if there is room for one more token, and the drafter has not failed."""
         raise NotImplementedError
 
     def begin_step(self) -> None:
         """Reset the times. Drafted paths of the last step are forgotten."""
+        self.step_ms = self.query_ms = 0.0
 
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text, which shares its first `same` tokens with the old one."""
+        self._text, self._lost_ms = text, 0.0
+
+    def pays_by_now(self, saves_ms: float, price_ms: float) -> bool:
+        """Count a step that loses `saves_ms`. Return True once such steps have lost the price of catching up."""
+        self._lost_ms += saves_ms
+        return self._lost_ms >= price_ms
+
+    def count_part(self, begun: float, is_last: bool) -> None:
+        """Count the time of evaluating a part of the missing tokens, which began at `begun`."""
+        self.step_ms += 1e3 * (time.perf_counter() - begun)
+        if is_last:
+            self._lost_ms = 0.0
 
     def rewind(self, n: int) -> None:
-        """The target holds only the first `n` tokens of the text any more."""
+        """Note that the target holds only the first `n` tokens of the text any more."""
 
     def share(self, other: DraftText, n: int) -> None:
-        """The target took the first `n` tokens from the cells of another text."""
+        """Note that the target took the first `n` tokens from the cells of another text."""
 
     def caught_up(self, saves_ms: float) -> bool:
-        """Whether the next query can be answered at once. Called once a step; it may evaluate missing tokens.
+        """Return True if the next query can be answered at once.
 
-        `saves_ms`: what a step without the drafter loses.
+        It is called once a step and may evaluate missing tokens. A step without the drafter loses `saves_ms`.
         """
         raise NotImplementedError
 
     def passes(self, path: Sequence[int]) -> int:
-        """Passes of the drafter until the query for `path` is answered; 0 if it cannot answer it in this step."""
+        """Return the passes until the query for `path` is answered; 0 if that cannot be done in this step."""
         raise NotImplementedError
 
 
 class Drafter:
-    """One for each target context: a model and its own context. Use `with` or `close`, before the target's context is
-    closed. Only for the thread that decodes. `failed`: it is not used any more. `times`: of a pass.
+    """A model and its own context, for one context of a target. Only the thread that decodes may use it.
+
+    Use `with` or `close`, before the target's context is closed. If it has `failed`, it is not used any more. `times`
+    says what a pass takes.
     """
 
     name: str
@@ -112,23 +132,24 @@ class Drafter:
 
     @property
     def path(self) -> str:
-        """The file that it was loaded from."""
+        """Return the file that it was loaded from."""
         return str(self.model.path)
 
     def text(self) -> DraftText:
-        """A new, empty text."""
+        """Make a new, empty text."""
         raise NotImplementedError
 
     def pass_ms(self, n: int) -> float:
-        """Milliseconds of a pass that answers `n` queries, as measured."""
+        """Return the measured milliseconds of a pass that answers `n` queries."""
         return self.times.at(n)
 
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Take what the target's last forward pass gives, before the next one overwrites it. Raises nothing."""
 
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
-        """The likely tokens after each path, the likeliest first; empty for a query that cannot be answered. One pass,
-        or more where a path needs them (`DraftText.passes`).
+        """Return the likely tokens after each path, the likeliest first; none for a query that cannot be answered.
+
+        It takes one pass, or more where a path needs them (`DraftText.passes`).
         """
         raise NotImplementedError
 
@@ -151,7 +172,7 @@ class Drafter:
 
 
 def share_time(texts: Collection[DraftText], ms: float) -> None:
-    """Count the time of a pass over these texts."""
+    """Count the time of a pass over these texts, in equal shares."""
     for text in texts:
         text.step_ms += ms / len(texts)
         text.query_ms += ms / len(texts)
@@ -161,16 +182,18 @@ class PassTimes:
     """Milliseconds of a pass by its number of rows: a line, updated by real passes."""
 
     def __init__(self, one: float, further: float) -> None:
-        """`one`: a pass of one row; `further`: each row after the first."""
+        """Begin with the time of a pass of one row, and of each `further` row."""
         self.one, self.further = one, further
 
     def at(self, n: int) -> float:
-        """Of a pass of `n` rows."""
+        """Return the time of a pass of `n` rows."""
         return self.one + self.further * max(n - 1, 0)
 
     def learn(self, n: int, ms: float) -> None:
-        """A pass of `n` rows took `ms`. Other programs only make a pass slower, so a quick one counts much more, and a
-        slow one as at most four times what was expected.
+        """Learn that a pass of `n` rows took `ms`.
+
+        Other programs only make a pass slower, so a quick one counts much more, and a slow one as at most four times
+        what was expected.
         """
         if not (expected := self.at(n)):
             return
@@ -180,7 +203,7 @@ class PassTimes:
 
 
 def likeliest(logits: NDArray[np.float32]) -> list[Likely]:
-    """Up to TOP_K tokens of one row, the likeliest first, with their probabilities. `logits`: float32 [n_vocab].
+    """Return up to TOP_K tokens of one row of logits, float32 [n_vocab], the likeliest first, with probabilities.
 
     Blocks whose largest logit is more than NEGLIGIBLE below the largest of all are left out of the sum: 0.035 ms for
     152 000 tokens, 0.2 ms if no block can be left out. Raises FloatingPointError for a row without finite numbers.

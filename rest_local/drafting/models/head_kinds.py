@@ -1,4 +1,4 @@
-"""The kinds of heads, MTP layers (NextN blocks) and EAGLE-3, and which kind a file is.
+"""Tell the kinds of heads apart, and draft with them: MTP layers (NextN blocks) and EAGLE-3.
 
 - An MTP layer reads a token and the target's last hidden state of the token before it. It is in the target's own file
   or in a file of its own. One layer drafts all tokens of a path; several are chained: layer i predicts the i-th drafted
@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from rest_local.drafting.models.heads import Floats, Head, HeadText, Rows
+from rest_local.drafting.models.heads import Floats, Head, HeadText, Rows, settings_for
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import features as states
 from rest_local.llama.context import ABORTED, MAX_OUTPUTS, Context
@@ -26,7 +26,7 @@ from rest_local.llama.options import ModelOptions
 
 log = logging.getLogger("rest_local.drafting")
 
-EAGLE3_LAYERS = 3  # of the target, that an EAGLE-3 head reads
+EAGLE3_LAYERS = 3  # Layers of the target that an EAGLE-3 head reads.
 
 
 class Mtp(Head):
@@ -35,8 +35,9 @@ class Mtp(Head):
     name = "MTP layer"
 
     def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int) -> None:
-        """`model`: loaded with its MTP layers; the same as `target_model` for layers in its file. Raises ModelError if
-        llama.cpp cannot compute with them, OptionError for the layers of another model.
+        """Draft with `model`, loaded with its MTP layers; the same as `target_model` for layers in its file.
+
+        Raises ModelError if llama.cpp cannot compute with them, OptionError for the layers of another model.
         """
         self.target_model = target_model
         if model.n_embd != target_model.n_embd:
@@ -55,7 +56,7 @@ class Mtp(Head):
                 model.path, states.OFFSET, self.n_layers,
             )  # fmt: skip
             self.n_layers = 1
-        settings = self.settings(target, n_texts)
+        settings = settings_for(target, n_texts)
         context = Context(model, settings, mtp=True, other=target, n_features=model.n_embd)
         try:
             states.give_nextn(target, every_token=True)
@@ -66,17 +67,20 @@ class Mtp(Head):
             raise
 
     def features(self, n: int) -> Floats:
-        """The last hidden states of the target's last batch, a view of float32 [n, n_embd]."""
+        """Return the last hidden states of the target's last batch, a view of float32 [n, n_embd]."""
         return states.nextn_rows(self.target, n, self.width)
 
     def spoil(self, n: int) -> None:
         """Overwrite the features of the target's last batch."""
         states.nextn_rows(self.target, n, self.width)[:] = np.nan
 
-    def _new_text(self, seq: int) -> HeadText:
-        return ChainedText(self, seq) if self.n_layers > 1 else HeadText(self, seq)
+    def text(self) -> HeadText:
+        """Make a new, empty text, chained if there are several layers."""
+        text = super().text()
+        return ChainedText(self, text.seq) if self.n_layers > 1 else text
 
     def _run(self, batch: Rows) -> bool:
+        """Evaluate rows; with several layers, those first that every layer evaluates."""
         if self.n_layers > 1 and not batch.layer:
             batch.n_waiting = batch.move_outputs_back()
         return super()._run(batch)
@@ -112,8 +116,9 @@ class ChainedText(HeadText):
     """
 
     def passes(self, path: Sequence[int]) -> int:
-        """One for each token of the path that was not evaluated in this step, one for the root, and one more for each
-        further layer if pairs are waiting. 0 for a path that is too long, or branches off the chain of this step.
+        """Count a pass for each token of the path that was not evaluated in this step, one for the root, and one more
+        for each further layer if pairs are waiting. It is 0 for a path that is too long, or branches off the chain of
+        this step.
         """
         if not self._is_of_chain(tuple(path)):
             return 0
@@ -121,7 +126,7 @@ class ChainedText(HeadText):
         return super().passes(path) + catching_up
 
     def commit_pending(self) -> None:
-        """The pending pairs are in the cells for every layer; the root is for the first one only."""
+        """Note that the pending pairs are in the cells for every layer, and the root for the first one only."""
         self._done = self._seen
         self._pending.clear()
 
@@ -142,10 +147,12 @@ class ChainedText(HeadText):
             batch.layer = depth
 
     def _is_of_chain(self, path: tuple[int, ...]) -> bool:
+        """Return True if a path goes on with the chain of this step, or is a part of it."""
         chain = max(self._states, key=len, default=())
         return len(path) < self._head.n_layers and all(a == b for a, b in zip(path, chain, strict=False))
 
     def _place_chain(self, path: tuple[int, ...], batch: Rows) -> None:
+        """Add the root and a path to a pass."""
         if len(batch.tokens) + 1 + len(path) > self._head.context.max_outputs:
             return
         root = len(self._text) - 1
@@ -153,7 +160,7 @@ class ChainedText(HeadText):
         tokens, last = [int(self._text[root]), *path], len(path)
         hidden = [self._before_root(), *(self._states[path[:n]][1] for n in range(last))]
         for i, (token, state) in enumerate(zip(tokens, hidden, strict=True)):
-            batch.add(self, path, token, self._place_of(root + i), self.seq, state, own=i > 0, wanted=i == last)
+            batch.add(self, path, token, self._head.place_of(root + i), self.seq, state, own=i > 0, wanted=i == last)
 
 
 class Eagle3(Head):
@@ -176,12 +183,12 @@ class Eagle3(Head):
                 f"EAGLE-3 head {model.path}: it reads layers {self.layers} of {width} numbers, and the model has "
                 f"{target_model.n_layer} layers of {target_model.n_embd}; it belongs to another model"
             )
-        settings = self.settings(target, n_texts)
+        settings = settings_for(target, n_texts)
         context = Context(model, settings, other=target, n_features=model.n_embd)
         try:
             self._inner = [layer for layer in self.layers if layer < target_model.n_layer]
             states.give_layers(target, self._inner)
-            if len(self._inner) < EAGLE3_LAYERS:  # the output of the last layer
+            if len(self._inner) < EAGLE3_LAYERS:  # The third is the output of the last layer.
                 states.give_nextn(target, every_token=True)
             states.give_nextn(context, every_token=False)
             super().__init__(model, context, target, EAGLE3_LAYERS * target_model.n_embd)
@@ -190,7 +197,7 @@ class Eagle3(Head):
             raise
 
     def features(self, n: int) -> Floats:
-        """The inputs of the three layers in the target's last batch, one after the other: float32 [n, 3 * n_embd]."""
+        """Return the inputs of the three layers in the target's last batch side by side, float32 [n, 3 * n_embd]."""
         return np.concatenate(self._rows(n), axis=1)
 
     def spoil(self, n: int) -> None:
@@ -199,6 +206,7 @@ class Eagle3(Head):
             rows[:] = np.nan
 
     def _rows(self, n: int) -> list[Floats]:
+        """Return a view of the inputs of each layer."""
         width = self.target_model.n_embd
         rows = [states.layer_rows(self.target, layer, n, width) for layer in self._inner]
         if len(self._inner) < EAGLE3_LAYERS:
@@ -206,7 +214,7 @@ class Eagle3(Head):
         return rows
 
     def encoded(self, rows: Floats) -> Floats | None:
-        """The rows of three layers joined by the encoder, in parts: it reserves logits for each row."""
+        """Join the rows of three layers by the encoder, in parts, because it reserves logits for each row."""
         parts = []
         for begin in range(0, len(rows), MAX_OUTPUTS):
             part = rows[begin : begin + MAX_OUTPUTS]
@@ -226,7 +234,10 @@ OTHERS = {"dflash": "DFlash", "gemma4-assistant": "Gemma assistant", "medusa": "
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file drafts as. Raises ModelNotFound, ModelInvalid; OptionError for one that nothing here can drive."""
+    """Tell what a file drafts as.
+
+    Raises ModelNotFound, ModelInvalid; OptionError for one that nothing here can drive.
+    """
     content = read_gguf(path, tensors=True)
     if content.architecture == EAGLE3:
         return "eagle3"
@@ -252,8 +263,8 @@ HEADS: dict[str, type[Mtp] | type[Eagle3]] = {"mtp": Mtp, "eagle3": Eagle3}
 def open_head(
     kind: str, path: Path | None, target: Context, model: Model, n_texts: int, n_gpu_layers: int | None
 ) -> Head:
-    """A head for `n_texts` texts of `model`, in the file at `path`; with None the MTP layers in the file of `model`,
-    which was loaded with them. Raises ModelError, OptionError for the head of another model.
+    """Open a head for `n_texts` texts of `model`, in the file at `path`; with None the MTP layers in the file of
+    `model`, which was loaded with them. Raises ModelError, OptionError for the head of another model.
     """
     make = HEADS[kind]
     if path is None:

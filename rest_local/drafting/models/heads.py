@@ -1,6 +1,6 @@
-"""What MTP layers and EAGLE-3 heads have in common: they draft from the target's hidden states.
+"""Draft from the target's hidden states: what MTP layers and EAGLE-3 heads have in common.
 
-Contract: after each forward pass of the target, `observe` takes the hidden states (features) of the tokens that were
+After each forward pass of the target, `observe` takes the hidden states (features) of the tokens that were
 committed. A pair of a token and the feature of the token before it is one position of the head. The pair of the root,
 whose token the target has just chosen, predicts the first drafted token; further tokens of a path are paired with the
 head's own hidden state.
@@ -46,68 +46,53 @@ from rest_local.retrieval.rows import MAX_DEPTH
 log = logging.getLogger("rest_local.drafting")
 
 Floats = NDArray[np.float32]
-KEPT = MAX_DEPTH  # newest features of a text that are kept, to go on from where it is cut back; and pending pairs that
-# do not wait once the text was caught up with: of a step that copied a long passage
-KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
+# So many of the newest features of a text are kept, to go on from where it is cut back. As many pending pairs do not
+# wait once the text was caught up with: a step may have copied a long passage.
+KEPT = MAX_DEPTH
+# Each text may keep so many bytes of waiting features: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3.
+KEPT_BYTES = 64 << 20
 
 
 class Head(Drafter):
     """A head and its KV cache.
 
-    `width`: floats of a feature of the target. `shift`: positions by which a pair stands before its token.
+    A feature of the target has `width` floats. A pair stands `shift` positions before its token.
     """
 
-    target_model: Model  # that it drafts for
+    target_model: Model
     shift: int = 0
-    n_layers = 1  # more than one are chained (`rest_local.drafting.models.head_kinds`)
+    n_layers = 1  # More than one are chained (`rest_local.drafting.models.head_kinds`).
 
     def __init__(self, model: Model, context: Context, target: Context, width: int) -> None:
         self.model, self.context, self.target, self.width = model, context, target, width
         self.n_hidden = context.batch.features.shape[1]
         self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))
         self._warned_of_room = False
-        self.times = self._measure()
-
-    @staticmethod
-    def settings(target: Context, n_texts: int) -> ContextSettings:
-        """The settings of the head's context: a text for each slot of the target, of the same length."""
-        of_target = target.settings
-        size = target.n_ctx
-        return ContextSettings(
-            n_ctx=size,
-            n_cells=max(size, min(target.n_cells, size * n_texts)) + 2 * BATCH,
-            n_slots=n_texts,
-            n_branches=BRANCHES,
-            n_batch=min(BATCH, size),
-            flash_attention=of_target.flash_attention,
-            threads=of_target.threads,
-            threads_batch=of_target.threads_batch,
-            offload_kqv=of_target.offload_kqv,
-            rope=of_target.rope,
-        )
+        self.times = _measured(self)
 
     def text(self) -> HeadText:
-        """A new, empty text, which keeps its sequence ids. Raises ValueError if none are left."""
+        """Make a new, empty text, which keeps its sequence ids. Raises ValueError if none are left."""
         if not self._free:
             raise ValueError("the head has no sequence ids for another text")
-        return self._new_text(self._free.pop(0))
+        return HeadText(self, self._free.pop(0))
 
-    def _new_text(self, seq: int) -> HeadText:
-        return HeadText(self, seq)
+    def place_of(self, pair: int) -> int:
+        """Return the position of a pair in the cells."""
+        return max(pair - self.shift, 0)
 
     # What the target gives
 
     @abstractmethod
     def features(self, n: int) -> Floats:
-        """The features of the target's last batch, float32 [n, width]; a view or a copy."""
+        """Return the features of the target's last batch, float32 [n, width], as a view or a copy."""
 
     @abstractmethod
     def spoil(self, n: int) -> None:
         """Overwrite these features, to see whether the next decode writes them."""
 
     def encoded(self, rows: Floats) -> Floats | None:
-        """The hidden states to pair with tokens, float32 [n, n_hidden], from features [n, width]. None if that failed,
-        or was aborted.
+        """Turn features [n, width] into the hidden states to pair with tokens, float32 [n, n_hidden]. None if that
+        failed or was aborted.
         """
         return rows
 
@@ -120,17 +105,17 @@ class Head(Drafter):
             for text, start, tokens, rows in evaluated:
                 assert isinstance(text, HeadText)
                 text.take(start, tokens, given[list(rows)])
-        except Exception as error:  # costs drafts, never an answer
+        except Exception as error:  # It costs drafts, never an answer.
             self.give_up("failed", error)
-        except BaseException:  # an interrupt: some of it was taken
+        except BaseException:  # After an interrupt, some of it was taken.
             for each in evaluated:
-                each.text.forget()  # type: ignore[attr-defined]
+                each.text.reset(forget=True)  # type: ignore[attr-defined]
             raise
 
     # Passes
 
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
-        """The likely tokens after each path, one level of paths in each pass."""
+        """Return the likely tokens after each path, evaluated level by level, each in one pass."""
         begun = time.perf_counter()
         texts = {id(query.text): query.text for query in queries}
         passes = rows = decodes = 0
@@ -143,15 +128,18 @@ class Head(Drafter):
                 if not batch.tokens or not self._run(batch):
                     break
                 passes, rows, decodes = passes + 1, rows + len(batch.outputs), batch.decodes
-        except BaseException:  # an interrupt, too
+        except BaseException:  # An interrupt comes here as well.
             for text in texts.values():
-                text.forget()  # type: ignore[attr-defined]
+                text.reset(forget=True)  # type: ignore[attr-defined]
             raise
         took = 1e3 * (time.perf_counter() - begun)
         share_time(texts.values(), took)
         if passes == 1:
             self.times.learn(rows, took / decodes)
-        return [() if self.failed else query.text.answer_to(query.path) for query in queries]  # type: ignore[attr-defined]
+        nothing: tuple[int, None, Sequence[Likely]] = (0, None, ())
+        if self.failed:
+            return [() for _ in queries]
+        return [query.text._states.get(query.path, nothing)[2] for query in queries]  # type: ignore[attr-defined]
 
     def _run(self, batch: Rows) -> bool:
         """Evaluate rows and hand their results to the texts. False if that failed."""
@@ -161,13 +149,14 @@ class Head(Drafter):
         if code := self._decode(batch, hidden):
             self._failed(batch, code)
             return False
-        if batch.outputs:  # then every row has an output: some architectures give a state for every row
+        if batch.outputs:  # Then every row has an output: some architectures give a state for every row.
             n = len(batch.tokens)
             logits = self.context.logits(n)
             own = states.nextn_rows(self.context, n, self.n_hidden)
             try:
                 for row, text, path in batch.outputs:
-                    text.learn(path, own[row].copy(), likeliest(logits[row]))
+                    seq = next(seq for seq, tip in text._tips.items() if tip == path)
+                    text._states[path] = (seq, own[row].copy(), likeliest(logits[row]))
             except FloatingPointError as error:
                 self.give_up(f"returned {error}")
                 return False
@@ -188,7 +177,7 @@ class Head(Drafter):
         return self.context.decode()
 
     def _paired(self, batch: Rows) -> Floats | None:
-        """The hidden states of the rows: encoded features of the target, and own states of the head."""
+        """Make the hidden states of the rows: encoded features of the target, and own states of the head."""
         of_target = [i for i, own in enumerate(batch.own) if not own]
         hidden = np.empty((len(batch.tokens), self.n_hidden), np.float32)
         if of_target:
@@ -202,58 +191,15 @@ class Head(Drafter):
         return hidden
 
     def _failed(self, batch: Rows, code: int) -> None:
-        """A decode did not succeed: what it touched begins anew."""
+        """Begin anew with what a decode touched that did not succeed."""
         for text in {id(text): text for text in batch.texts}.values():
             text.reset()
         if code == NO_ROOM:
             if not self._warned_of_room:
                 self._warned_of_room = True
                 log.warning("%s %s: its context is full; it begins anew with the newest tokens", self.name, self.path)
-        elif code != ABORTED:  # the program ends and aborts every context; this one did not fail
+        elif code != ABORTED:  # The program ends and aborts every context; this one did not fail.
             self.give_up(f"cannot be evaluated (llama_decode: {code})")
-
-    def _measure(self) -> PassTimes:
-        """The time of a pass, with all threads or with one, whichever is quicker: on a busy machine threads wait for
-        each other at each of many small operations. Raises ModelError if the head cannot be evaluated.
-        """
-        most = self.context.threads
-        times = self._times()
-        if most > 1:
-            use_threads(self.context, 1)
-            alone = self._times()
-            if alone.one < times.one:
-                return alone
-            use_threads(self.context, most)
-        return times
-
-    def _times(self) -> PassTimes:
-        """The time of a pass of one row and of several."""
-        took: dict[int, list[float]] = {1: [], BRANCHES: []}
-        for _ in range(3):
-            for n in took:
-                self.context.clear()
-                batch = Rows()
-                for seq in range(n):
-                    batch.add(None, (), 0, 0, seq, np.zeros(self.width, np.float32), own=False, wanted=True)
-                begun = time.perf_counter()
-                hidden = self._paired(batch)
-                self.context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
-                if hidden is None:
-                    raise ModelError(f"{self.name} {self.path}: llama.cpp cannot evaluate it; see the log")
-                self.context.batch.features[:n] = hidden
-                if code := self.context.decode():
-                    raise ModelError(f"{self.name} {self.path}: llama_decode returned {code}")
-                logits = self.context.logits(n)
-                states.nextn_rows(self.context, n, self.n_hidden)
-                try:
-                    for row in range(n):
-                        likeliest(logits[row])
-                except FloatingPointError as error:
-                    raise ModelInvalid(self.path, f"returns {error}", "get the file again") from error
-                took[n].append(1e3 * (time.perf_counter() - begun))
-        self.context.clear()
-        one, several = min(took[1]), min(took[BRANCHES])
-        return PassTimes(one, max(several - one, 0.0) / (BRANCHES - 1))
 
     def close(self) -> None:
         """Free the KV cache, and the weights if they are the head's own. A second call does nothing."""
@@ -262,8 +208,69 @@ class Head(Drafter):
             self.model.close()
 
 
+def settings_for(target: Context, n_texts: int) -> ContextSettings:
+    """Return the settings of a head's context: a text for each slot of the target, of the same length."""
+    of_target = target.settings
+    size = target.n_ctx
+    return ContextSettings(
+        n_ctx=size,
+        n_cells=max(size, min(target.n_cells, size * n_texts)) + 2 * BATCH,
+        n_slots=n_texts,
+        n_branches=BRANCHES,
+        n_batch=min(BATCH, size),
+        flash_attention=of_target.flash_attention,
+        threads=of_target.threads,
+        threads_batch=of_target.threads_batch,
+        offload_kqv=of_target.offload_kqv,
+        rope=of_target.rope,
+    )
+
+
+def _measured(head: Head) -> PassTimes:
+    """Measure a pass, with all threads or with one, whichever is quicker: on a busy machine threads wait for each other
+    at each of many small operations. Raises ModelError if the head cannot be evaluated.
+    """
+    most = head.context.threads
+    times = _pass_times(head)
+    if most > 1:
+        use_threads(head.context, 1)
+        alone = _pass_times(head)
+        if alone.one < times.one:
+            return alone
+        use_threads(head.context, most)
+    return times
+
+
+def _pass_times(head: Head) -> PassTimes:
+    """Measure a pass of one row and of several."""
+    context = head.context
+    took: dict[int, list[float]] = {1: [], BRANCHES: []}
+    for _ in range(3):
+        for n in took:
+            context.clear()
+            begun = time.perf_counter()
+            hidden = head.encoded(np.zeros((n, head.width), np.float32))
+            context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
+            if hidden is None:
+                raise ModelError(f"{head.name} {head.path}: llama.cpp cannot evaluate it; see the log")
+            context.batch.features[:n] = hidden
+            if code := context.decode():
+                raise ModelError(f"{head.name} {head.path}: llama_decode returned {code}")
+            logits = context.logits(n)
+            states.nextn_rows(context, n, head.n_hidden)
+            try:
+                for row in range(n):
+                    likeliest(logits[row])
+            except FloatingPointError as error:
+                raise ModelInvalid(head.path, f"returns {error}", "get the file again") from error
+            took[n].append(1e3 * (time.perf_counter() - begun))
+    context.clear()
+    one, several = min(took[1]), min(took[BRANCHES])
+    return PassTimes(one, max(several - one, 0.0) / (BRANCHES - 1))
+
+
 class Rows:
-    """The rows of one pass. `hidden`: a feature of the target, or with `own` a state of the head."""
+    """The rows of one pass. Each has in `hidden` a feature of the target, or if it is `own` a state of the head."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -272,16 +279,16 @@ class Rows:
         self.hidden: list[Floats] = []
         self.own: list[bool] = []
         self.texts: list[HeadText] = []
-        self.outputs: list[tuple[int, HeadText, tuple[int, ...]]] = []  # rows whose prediction is wanted
-        self.caught_up: list[HeadText] = []  # texts whose pending pairs are all in these rows
-        self.layer: int | None = None  # of chained layers, the one that answers
-        self.n_waiting = 0  # of chained layers: the first rows, which every layer evaluates
-        self.decodes = 0  # that were made for the pass
+        self.outputs: list[tuple[int, HeadText, tuple[int, ...]]] = []  # Rows whose prediction is wanted.
+        self.caught_up: list[HeadText] = []  # Texts whose pending pairs are all in these rows.
+        self.layer: int | None = None  # The chained layer that answers.
+        self.n_waiting = 0  # With chained layers, so many rows at the beginning are evaluated by every layer.
+        self.decodes = 0
         self.placed: set[tuple[int, tuple[int, ...]]] = set()
 
     def add(
         self,
-        text: HeadText | None,
+        text: HeadText,
         path: tuple[int, ...],
         token: int,
         position: int,
@@ -291,20 +298,19 @@ class Rows:
         own: bool,
         wanted: bool,
     ) -> None:
-        """Add a row. `path`: what its output predicts the next token of, if `wanted`."""
+        """Add a row. If it is `wanted`, its output predicts what follows `path`."""
         self.tokens.append(token)
         self.positions.append(position)
         self.seqs.append(seq)
         self.hidden.append(hidden)
         self.own.append(own)
-        if text is not None:
-            self.texts.append(text)
-            if wanted:
-                self.outputs.append((len(self.tokens) - 1, text, path))
-                self.placed.add((id(text), path))
+        self.texts.append(text)
+        if wanted:
+            self.outputs.append((len(self.tokens) - 1, text, path))
+            self.placed.add((id(text), path))
 
     def move_outputs_back(self) -> int:
-        """Have the rows with an output after all others, which keep their order. Returns the number of the others."""
+        """Move the rows with an output after all others, which keep their order. Returns the number of the others."""
         wanted = {row for row, _, _ in self.outputs}
         order = sorted(range(len(self.tokens)), key=lambda row: row in wanted)
         columns: list[list[Any]] = [self.tokens, self.positions, self.seqs, self.hidden, self.own]
@@ -323,65 +329,61 @@ class HeadText(DraftText):
     """
 
     def __init__(self, drafter: Head, seq: int) -> None:
+        """Begin an empty text of a head, whose first sequence id is `seq`."""
+        super().__init__(drafter)
         self._head, self.seq = drafter, seq
-        self._text: Sequence[int] = ()
-        self._seen = 0  # tokens of the text whose features were given
-        self._recent: list[Floats] = []  # features of the newest of them
+        self._seen = 0  # Tokens of the text whose features were given.
+        self._recent: list[Floats] = []  # Features of the newest of them.
         self._done = 0
-        self._pending: list[tuple[int, Floats]] = []  # token and feature of the pairs from `_done` on
-        self._states: dict[tuple[int, ...], tuple[int, Floats, Sequence[Likely]]] = {}  # by path: id, state, answer
-        self._tips: dict[int, tuple[int, ...]] = {}  # by sequence id: the path that its cells end with
-        self._waited_ms = 0.0
-        self._follows = False  # whether the text was caught up with before
-        self._most = max(KEPT, KEPT_BYTES // (4 * drafter.width))  # pending pairs
-        self.step_ms = self.query_ms = 0.0
-
-    @property
-    def drafter(self) -> Head:
-        """The head that evaluates it."""
-        return self._head
+        self._pending: list[tuple[int, Floats]] = []  # Token and feature of the pairs from `_done` on.
+        # The sequence id and the head's state after a path, and what it predicts there.
+        self._states: dict[tuple[int, ...], tuple[int, Floats, Sequence[Likely]]] = {}
+        self._tips: dict[int, tuple[int, ...]] = {}  # The path that the cells of a sequence id end with.
+        self._follows = False  # The text was caught up with before.
 
     def begin_step(self) -> None:
         """Reset the times, and drop the cells of the drafted tokens of the last step."""
-        self.step_ms = self.query_ms = 0.0
+        super().begin_step()
         self._drop_drafted()
 
     def drop_uncommitted(self) -> None:
         """Free the cells of everything that comes after the committed pairs."""
-        self._head.context.remove(self.seq, self._place_of(self._done))
+        self._head.context.remove(self.seq, self._head.place_of(self._done))
 
     def _drop_drafted(self) -> None:
+        """Free the cells of drafted tokens, and forget what was predicted after them."""
         if not self._tips:
             return
-        context = self._head.context
         for seq in self._tips:
-            context.remove(seq, self._place_of(self._done) if seq == self.seq else 0)
+            self._head.context.remove(seq, self._head.place_of(self._done) if seq == self.seq else 0)
         self._states.clear()
         self._tips.clear()
 
-    def _place_of(self, pair: int) -> int:
-        return max(pair - self._head.shift, 0)
-
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text. What the cells hold of it is the target's affair: `rewind`."""
-        self._text = text
-        self._waited_ms, self._follows = 0.0, False
+        super().restart(text, same)
+        self._follows = False
 
     def rewind(self, n: int) -> None:
-        """The target holds only the first `n` tokens any more."""
+        """Cut back to the first `n` tokens, because the target holds only those any more."""
         self._drop_drafted()
-        first = self._seen - len(self._recent)  # position of the first kept feature
+        first = self._seen - len(self._recent)  # The position of the first kept feature.
         if n < self._seen:
             self._recent = self._recent[: max(n - first, 0)]
             self._seen = n
         del self._pending[max(n - self._done, 0) :]
         if self._done > n:
-            if not self._head.context.remove(self.seq, self._place_of(n)) or n == 0:
+            if not self._head.context.remove(self.seq, self._head.place_of(n)) or n == 0:
                 self.reset()
             self._done = n
 
-    def reset(self) -> None:
-        """Free all cells. The text goes on with the next token that the target evaluates."""
+    def reset(self, forget: bool = False) -> None:
+        """Free all cells. The text goes on with the next token that the target evaluates.
+
+        With `forget`, nothing of the text is known any more, whatever state it is in.
+        """
+        if forget:
+            self._seen, self._recent = 0, []
         for seq in range(self.seq, self.seq + BRANCHES):
             self._head.context.remove(seq, 0)
         self._states.clear()
@@ -389,37 +391,32 @@ class HeadText(DraftText):
         self._pending.clear()
         self._done = self._seen
 
-    def forget(self) -> None:
-        """Know nothing of the text any more, whatever state it is in."""
-        self._seen, self._recent = 0, []
-        self.reset()
-
     def share(self, other: DraftText, n: int) -> None:
         """Take the first `n` tokens of another text of the same head: its cells are shared, and so are its waiting
         pairs.
         """
         assert isinstance(other, HeadText)
-        self.forget()
+        self.reset(forget=True)
         held = min(other._done, n)
         if held:
-            self._head.context.copy(other.seq, self.seq, 0, self._place_of(held))
+            self._head.context.copy(other.seq, self.seq, 0, self._head.place_of(held))
         self._done, self._pending = held, other._pending[: max(n - held, 0)]
-        self._seen = min(other._seen, n)  # if it is less than `n`, a gap follows
+        self._seen = min(other._seen, n)  # If it is less than `n`, a gap follows.
         first = other._seen - len(other._recent)
         self._recent = other._recent[: max(n - first, 0)]
 
     # What the target gives
 
     def take(self, start: int, tokens: Sequence[int], rows: Floats) -> None:
-        """The target has committed `tokens` at `start`, with the features `rows`, float32 [n, width]."""
+        """Take `tokens` that the target has committed at `start`, with the features `rows`, float32 [n, width]."""
         self._drop_drafted()
         if start < self._seen:
             self.rewind(start)
-        if start > self._seen:  # a gap
+        if start > self._seen:  # There is a gap.
             self._seen = start
             self._recent = []
             self.reset()
-        before = self._recent[-1] if start and self._recent else np.zeros(self._head.width, np.float32)
+        before = self._before_root() if start else np.zeros(self._head.width, np.float32)
         if not start:
             self._done = max(self._done, self._head.shift)
         for i, token in enumerate(tokens):
@@ -427,76 +424,58 @@ class HeadText(DraftText):
             if pair >= self._done + len(self._pending):
                 self._pending.append((int(token), rows[i - 1] if i else before))
         self._seen = start + len(tokens)
-        self._recent.extend(rows if len(rows) <= KEPT else rows[-KEPT:].copy())  # a view would keep all of a prompt's
+        self._recent.extend(rows if len(rows) <= KEPT else rows[-KEPT:].copy())  # A view would keep all of a prompt's.
         del self._recent[:-KEPT]
-        if (excess := len(self._pending) - self._most) > KEPT:  # not at every step
+        most = max(KEPT, KEPT_BYTES // (4 * self._head.width))
+        if (excess := len(self._pending) - most) > KEPT:  # It is not done at every step.
             pending, done = self._pending[excess:], self._done + excess
             self.reset()
             self._pending, self._done = pending, done
-
-    def _evaluate_part(self) -> None:
-        """Evaluate a batch of pending pairs, none of which anything is predicted from."""
-        self._drop_drafted()
-        batch = Rows()
-        part = self._pending[: self._head.context.n_batch]
-        for i, (token, row) in enumerate(part):
-            place = self._place_of(self._done + i)
-            batch.add(self, (), token, place, self.seq, row, own=False, wanted=False)
-        try:
-            if self._head._run(batch):
-                del self._pending[: len(part)]
-                self._done += len(part)
-        except BaseException:  # an interrupt: these pairs are in the cells, perhaps
-            self.forget()
-            raise
 
     # Queries
 
     @property
     def can_ask(self) -> bool:
-        """Whether the features of all tokens before the root are known, and there is room for one more."""
-        head = self._head
-        return (
-            not head.failed
-            and bool(self._seen)
-            and self._seen == len(self._text) - 1
-            and len(self._text) < head.context.n_ctx
-        )
+        """Return True if the features of all tokens before the root are known, and there is room for one more."""
+        head, length = self._head, len(self._text)
+        return not head.failed and bool(self._seen) and self._seen == length - 1 and length < head.context.n_ctx
 
     def caught_up(self, saves_ms: float) -> bool:
-        """Whether a query can be answered at once. It evaluates waiting pairs, one batch a step, once the steps that
-        passed without the head have lost `saves_ms` often enough to pay for that.
+        """Return True if a query can be answered at once.
+
+        It evaluates waiting pairs, one batch a step, once the steps that passed without the head have lost `saves_ms`
+        often enough to pay for that.
         """
+        head = self._head
         if len(self._pending) <= INLINE:
             return True
-        self._waited_ms += saves_ms
-        copied = self._follows and len(self._pending) <= KEPT
-        if not copied and self._waited_ms < len(self._pending) * self._head.times.further * self._head.n_layers:
+        pays = self.pays_by_now(saves_ms, len(self._pending) * head.times.further * head.n_layers)
+        if not pays and not (self._follows and len(self._pending) <= KEPT):
             return False
         begun = time.perf_counter()
-        self._evaluate_part()
+        self._drop_drafted()
+        batch, part = Rows(), self._pending[: head.context.n_batch]
+        for i, (token, row) in enumerate(part):
+            batch.add(self, (), token, head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
+        try:
+            if head._run(batch):
+                del self._pending[: len(part)]
+                self._done += len(part)
+        except BaseException:  # After an interrupt, these pairs are in the cells, perhaps.
+            self.reset(forget=True)
+            raise
         if caught_up := len(self._pending) <= INLINE:
-            self._waited_ms, self._follows = 0.0, True
-        self.step_ms += 1e3 * (time.perf_counter() - begun)
-        return caught_up and not self._head.failed
+            self._follows = True
+        self.count_part(begun, caught_up)
+        return caught_up and not head.failed
 
     def passes(self, path: Sequence[int]) -> int:
-        """A pass for each token of the path that was not evaluated in this step, and one for the root."""
+        """Count a pass for each token of the path that was not evaluated in this step, and one for the root."""
         known = sum(tuple(path[:n]) in self._states for n in range(len(path) + 1))
         return max(len(path) + 1 - known, 1)
 
-    def answer_to(self, path: tuple[int, ...]) -> Sequence[Likely]:
-        """What was predicted after a path; empty if it could not be evaluated."""
-        found = self._states.get(path)
-        return found[2] if found else ()
-
-    def learn(self, path: tuple[int, ...], state: Floats, likely: Sequence[Likely]) -> None:
-        """The head's state after a path, and what it predicts."""
-        seq = next(seq for seq, tip in self._tips.items() if tip == path)
-        self._states[path] = (seq, state, likely)
-
     def commit_pending(self) -> None:
-        """The pending pairs and the root are in the cells."""
+        """Note that the pending pairs and the root are in the cells."""
         self._done = self._seen + 1
         self._pending.clear()
 
@@ -514,7 +493,7 @@ class HeadText(DraftText):
         if (id(self), node) in batch.placed or len(batch.tokens) >= self._head.context.max_outputs:
             return
         seq, state, _ = self._states[parent]
-        place = self._place_of(len(self._text) - 1) + known + 1
+        place = self._head.place_of(len(self._text) - 1) + known + 1
         if self._tips.get(seq) != parent:
             free = [each for each in range(self.seq, self.seq + BRANCHES) if each not in self._tips]
             if not free:
@@ -525,19 +504,20 @@ class HeadText(DraftText):
         batch.add(self, node, int(node[-1]), place, seq, state, own=True, wanted=True)
 
     def _place_root(self, batch: Rows) -> None:
+        """Add the pending pairs and the root to a pass."""
         if (id(self), ()) in batch.placed or len(batch.tokens) + len(self._pending) >= self._head.context.max_outputs:
             return
         root = len(self._text) - 1
-        if self._done > root:  # it was evaluated, but its state was dropped with the drafted tokens
-            self._head.context.remove(self.seq, self._place_of(root))
+        if self._done > root:  # It was evaluated, but its state was dropped with the drafted tokens.
+            self._head.context.remove(self.seq, self._head.place_of(root))
             self._done = root
         for i, (token, row) in enumerate(self._pending):
-            batch.add(self, (), token, self._place_of(self._done + i), self.seq, row, own=False, wanted=False)
+            batch.add(self, (), token, self._head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
         self._tips[self.seq] = ()
         token = int(self._text[root])
-        batch.add(self, (), token, self._place_of(root), self.seq, self._before_root(), own=False, wanted=True)
+        batch.add(self, (), token, self._head.place_of(root), self.seq, self._before_root(), own=False, wanted=True)
         batch.caught_up.append(self)
 
     def _before_root(self) -> Floats:
-        """The feature that is paired with the root."""
+        """Return the feature that is paired with the root."""
         return self._recent[-1] if self._recent else np.zeros(self._head.width, np.float32)

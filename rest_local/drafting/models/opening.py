@@ -1,6 +1,6 @@
-"""Opens what drafts for a model, by what the file is, and tries a head first.
+"""Open what drafts for a model, by what the file is, and try a head first.
 
-Contract: a path that the user gave goes in, an open drafter comes out, or an error of one line with cause and remedy.
+A path that the user gave goes in, an open drafter comes out, or an error of one line with cause and remedy.
 What becomes of a refusal is the caller's decision (`decoding.opening` goes on without a drafter). What can be
 refused without loading weights is refused first, because a file that does not fit may not fit the memory either.
 
@@ -39,11 +39,14 @@ class Opener:
     def __init__(
         self, make: Callable[[Context], Drafter | None] = lambda context: None, shared: Drafter | None = None
     ) -> None:
-        """`shared`: a drafter that is open already."""
+        """Make drafters with `make`, or give away one that is open already, `shared`."""
         self._make, self._shared = make, shared
 
     def __call__(self, context: Context) -> Drafter | None:
-        """Raises ModelError, OptionError. A draft model was opened before; a head takes its memory now."""
+        """Open what drafts for a context. A draft model was opened before; a head takes its memory now.
+
+        Raises ModelError, OptionError.
+        """
         return self._shared or self._make(context)
 
     def close(self) -> None:
@@ -58,10 +61,10 @@ NO_DRAFTER = Opener()
 def opener_of(
     path: str | os.PathLike[str], model: Model, n_ctx: int, n_slots: int, threads: int, n_gpu_layers: int | None
 ) -> Opener:
-    """What opens the drafter in the file at `path`, by what the file is. A draft model is opened now, which costs the
-    load time and a few passes; a head is tried in a child process, the first time.
+    """Make what opens the drafter in the file at `path`, by what the file is.
 
-    Raises as `open_drafter`.
+    A draft model is opened now, which costs the load time and a few passes; a head is tried in a child process, the
+    first time. Raises as `open_drafter`.
     """
     file = Path(path).expanduser()
     kind = kind_of(file)
@@ -72,13 +75,14 @@ def opener_of(
 
 
 def mtp_inside(model: Model) -> Opener:
-    """What opens the MTP layers in the file of `model`, which was loaded with them."""
+    """Make what opens the MTP layers in the file of `model`, which was loaded with them."""
     return Opener(lambda context: open_head("mtp", None, context, model, context.n_slots, model.n_gpu_layers))
 
 
 def has_usable_mtp(path: Path, options: ModelOptions, n_gpu_layers: int) -> tuple[bool, str]:
-    """Whether a model's own file has MTP layers that can be used, and a warning if they cannot. A child process tries
-    them, the first time. Raises ModelNotFound, ModelInvalid for a damaged file.
+    """Tell whether a model's own file has MTP layers that can be used, and a warning if they cannot.
+
+    A child process tries them, the first time. Raises ModelNotFound, ModelInvalid for a damaged file.
     """
     if not read_gguf(path, tensors=True).has_mtp:
         return False, ""
@@ -97,17 +101,18 @@ def open_drafter(
     threads: int,
     n_gpu_layers: int | None,
 ) -> DraftModel:
-    """What drafts for `model`: the file at `path`, a smaller model of the same vocabulary.
+    """Open the file at `path`, a smaller model of the same vocabulary, to draft for `model`.
 
-    `n_ctx`: tokens of one text; `n_slots`: texts at a time. Costs the load time and a few passes. Raises ModelNotFound
-    where there is no such file, and for a file that cannot draft for this model ModelError or OptionError.
+    A text has `n_ctx` tokens, and there are `n_slots` at a time. It costs the load time and a few passes. Raises
+    ModelNotFound where there is no such file, and for a file that cannot draft for this model ModelError or
+    OptionError.
     """
     file = Path(path).expanduser()
     files = check_headers(file)
     if not any(read_gguf(path).n_tensors for path, _ in files):
         raise ModelInvalid(file, "holds a vocabulary and no weights", "give the file with the weights")
     size, most = _bytes(files), _bytes(check_headers(model.path))
-    if size > most:  # a forward pass reads all weights, so its drafts would cost more than they save
+    if size > most:  # A forward pass reads all weights, so its drafts would cost more than they save.
         raise OptionError(
             f"model {file}: is larger ({size / 1e6:.1f} MB) than the model that it would draft for "
             f"({most / 1e6:.1f} MB); choose a smaller model of the same family"
@@ -120,10 +125,10 @@ def _bytes(files: Files) -> int:
 
 
 def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers: int, kind: str) -> None:
-    """Check that a child process can draft with the head, now or in an earlier run.
+    """Check that a child process can draft with the head, now or in an earlier run. Raises ModelInvalid.
 
-    `head`: the target's own file for MTP layers inside it. `options`, `n_gpu_layers`: of the target. `kind`: a key of
-    `head_kinds.HEADS`. Raises ModelInvalid.
+    `head` is the target's own file for MTP layers inside it. `options` and `n_gpu_layers` are those of the target,
+    `kind` is a key of `head_kinds.HEADS`.
     """
     task = {
         "target": os.path.abspath(target),
@@ -138,7 +143,7 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
 
 
 def main(text: str) -> None:
-    """The child process. `text`: the task of `ensure_usable`."""
+    """Run the child process. `text` is the task of `ensure_usable`."""
     task = json.loads(text)
     try:
         report(at="loading the model")
@@ -159,7 +164,7 @@ def main(text: str) -> None:
             if np.isnan(given).any():
                 raise ModelError("the model gives no hidden states: llama.cpp has none for its architecture")
             if not again:
-                head.spoil(len(tokens))  # the second decode has to write them anew
+                head.spoil(len(tokens))  # The second decode has to write them anew.
         report(at="drafting")
         text_of_head = head.text()
         text_of_head.restart([*tokens, 1], 0)
@@ -172,8 +177,8 @@ def main(text: str) -> None:
             report(error=None)
     except RestLocalError as error:
         cause = getattr(error, "cause", None) or str(error)
-        report(error=cause.split(f"{task['head']}: ", 1)[-1])  # the caller names the file
-    os._exit(0)  # without cleanup, because a broken driver may crash there
+        report(error=cause.split(f"{task['head']}: ", 1)[-1])  # The caller names the file.
+    os._exit(0)  # There is no cleanup, because a broken driver may crash there.
 
 
 if __name__ == "__main__":
