@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster, for the replicas of a batch and the shards of a build.
+"""Use a Ray cluster, for the replicas of a batch and the shards of a build: connect to it, and receive from its tasks.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """
@@ -11,11 +11,11 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from rest_local.errors import ClusterFailed, OptionError
+from rest_local.errors import ClusterFailed, OptionError, printable
 
 LOCAL = "local"
 CONNECT_S = 5.0
@@ -39,7 +39,6 @@ def connected(address: str) -> Iterator[None]:
         os.environ.setdefault(name, value)
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise ClusterFailed(f"a cluster needs Ray ({error}); pip install 'rest-local[ray]'") from error
 
@@ -88,16 +87,41 @@ def _restore(handlers: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def is_rays(error: Exception) -> bool:
-    """Return True if an exception comes from Ray or its datasets, and not from this program."""
-    with suppress(ImportError):
-        from ray.exceptions import RayError
-
-        if isinstance(error, RayError):
-            return True
-    return type(error).__module__.split(".")[0] == "ray"
-
-
 def first_line(error: Exception) -> str:
     """Return the first line of the error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class Lost(Exception):
+    """Raised if the process or the node of a task ended before the task did."""
+
+
+def nodes() -> list[Mapping[str, float]]:
+    """Return the resources of each node that is up."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def ready(tasks: Iterable[Any]) -> Any:
+    """Wait until one of the streaming tasks has sent a message or has ended, and return it."""
+    import ray
+
+    return ray.wait(list(tasks), num_returns=1, fetch_local=False)[0][0]
+
+
+def messages_of(task: Any, where: str) -> Iterator[Any]:
+    """Yield the messages of a streaming task as they arrive.
+
+    Raises Lost if its process or node ended, and ClusterFailed, which begins with `where`, for an error in the task.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        for message in task:
+            yield ray.get(message)
+    except RayTaskError as error:
+        raise ClusterFailed(f"{where}: {printable(first_line(error))}") from error
+    except RayError as error:
+        raise Lost(first_line(error)) from error

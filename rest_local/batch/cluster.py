@@ -1,4 +1,4 @@
-"""Answer the jobs of a batch on a Ray cluster: Ray Data with one actor for each replica of the model.
+"""Answer the jobs of a batch on a Ray cluster, with one actor for each replica of the model.
 
     cluster = Cluster("auto", gpus=1)
     run(cluster.answers(jobs, config), output, summary)
@@ -10,9 +10,9 @@ Contract:
 - Other replicas repeat the jobs of a node or a replica that is lost. A job that three replicas did not survive is
   answered with an error.
 
-How it works: the jobs go through Ray Data in groups, and a replica sends its new answers about once a second. Ray does
-not repeat a group by itself, because it would repeat it on the same actor, which waits for a node to come back. When a
-dataset is through, the driver knows which answers are missing, and makes another dataset of these jobs.
+How it works: a replica gets the jobs in groups, and sends its new answers about once a second. Ray does not repeat a
+group by itself, because it would repeat it on the same actor, which waits for a node to come back. After a round of all
+groups, the driver knows which answers are missing, and makes another round of these jobs.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """
@@ -20,16 +20,13 @@ Ray is imported inside the functions. It is an extra: `pip install rest-local[ra
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import os
-import pickle
 import socket
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +35,12 @@ from rest_local.api.errors import ApiError
 from rest_local.batch.jobs import Job, in_order
 from rest_local.batch.worker import JobAnswer, Worker, failed, failed_line
 from rest_local.catalog.stores import model_file
-from rest_local.cluster import check_address, connected, first_line, is_rays
+from rest_local.cluster import Lost, check_address, connected, messages_of, nodes, ready
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import error_of
 from rest_local.errors import ClusterFailed, ModelInvalid, OptionError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from rest_local.decoding.engine import Engine
 
 Opened = Callable[[EngineConfig], "Engine"]
@@ -54,9 +49,8 @@ GROUP = 128  # maximum jobs per group; a replica decodes fewer at a time at the 
 GROUPS_PER_REPLICA = 4  # minimum, so that no replica waits long for the last one
 SEND_S = 1.0
 TRIES = 3
+CLOSE_S = 30.0  # for replicas to save their histories at the end
 _HEADER_BYTES = 1 << 20
-# A dataset that has lost this many groups, plus 4 for each replica, begins again with new replicas.
-_LOST_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -102,18 +96,16 @@ class Cluster:
         if not left:
             return
         setup = _Setup(config, opened, model, max_tokens, _identity(config))
-        lost: Counter[int] = Counter()  # job number -> datasets that ended without its answer
-        without = 0  # datasets in a row that gave no answer
+        lost: Counter[int] = Counter()  # job number -> rounds that ended without its answer
+        without = 0  # rounds in a row that gave no answer
         with connected(self.address):
             while left:
                 before, cause = len(left), ""
                 try:
                     yield from _once(left, lost, _share(self, config), setup)
                     lost.update(left.keys())
-                except Exception as error:
-                    if not is_rays(error):
-                        raise
-                    cause = ": " + first_line(error)
+                except Lost as error:
+                    cause = f": {error}"
                 without = 0 if len(left) < before else without + 1
                 if without == TRIES - 1 and len(left) > 1:
                     raise ClusterFailed(f"no replica stays alive{cause}; see the logs of Ray")
@@ -147,7 +139,7 @@ class _Setup:
 
 
 def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup) -> Iterator[JobAnswer]:
-    """Answer jobs with one dataset, and remove them from `left`.
+    """Answer jobs in one round, and remove them from `left`.
 
     Lost jobs go in smaller groups, and at last alone, because one of them may end its replica.
     """
@@ -166,48 +158,78 @@ def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup
 def _stream(
     groups: Sequence[Sequence[Job]], share: _Share, setup: _Setup, *, alone: bool
 ) -> Iterator[tuple[int, dict[str, Any], Any]]:
-    """Yield number, record and timings of each job as it is answered. `alone` gives a replica one group at a time."""
+    """Yield number, record and timings of each job as it is answered, except for jobs of groups that are lost.
+
+    A lost replica is replaced. A replica has two groups, so that it never waits, or with `alone` one. Raises Lost if
+    replicas are lost again and again, and nothing is answered.
+    """
     import ray
 
-    with warnings.catch_warnings(), _context(-1 if alone else _LOST_GROUPS + 4 * share.count):
-        warnings.simplefilter("ignore")  # Ray 2.64 takes away `max_task_retries`; the extra asks for an earlier one
-        items = [{"group": pickle.dumps(list(group))} for group in groups]
-        dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-            Replica,
-            fn_constructor_args=(setup, share.cpus),
-            batch_size=1,
-            batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(size=share.count, max_tasks_in_flight_per_actor=2 - alone),
-            num_cpus=share.cpus,
-            num_gpus=share.gpus,
-            max_restarts=-1,
-            max_task_retries=0,
-        )
-        for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-            for data in batch["answers"].to_pylist():  # type: ignore[union-attr]
-                answers = pickle.loads(data)
-                if isinstance(answers, str):
-                    raise ClusterFailed(answers)
-                yield from answers
+    actor: Any = ray.remote(Replica).options(num_cpus=share.cpus, num_gpus=share.gpus, scheduling_strategy="SPREAD")
+    waiting = list(reversed(groups))
+    replicas: dict[int, Any] = {}
+    # Streaming tasks, with the number of their replica. A replica gets groups after `begin` has run: one that waits for
+    # room on a node would keep them from the others.
+    starting: dict[Any, int] = {}
+    running: dict[Any, int] = {}
+    started = losses = 0
+
+    def start() -> None:
+        nonlocal started
+        started += 1
+        replicas[started] = replica = actor.remote(setup, share.cpus)
+        for _ in range(1 if alone else 2):
+            starting[replica.begin.options(num_returns="streaming").remote()] = started
+
+    try:
+        for _ in range(min(share.count, len(groups))):
+            start()
+        while waiting or running:
+            task = ready([*running, *starting])
+            number = running[task] if task in running else starting[task]
+            try:
+                part = next(messages_of(task, "replica"), None)
+            except Lost as error:
+                running.pop(task, None)
+                starting.pop(task, None)
+                if replicas.pop(number, None) is not None:
+                    losses += 1
+                    if losses > 2 * share.count:
+                        raise Lost(f"{losses} replicas were lost: {error}") from error
+                    start()
+                continue
+            if isinstance(part, str):
+                raise ClusterFailed(part)
+            if part is not None:
+                losses = 0
+                yield from part
+                continue
+            running.pop(task, None)
+            starting.pop(task, None)
+            if waiting:
+                running[replicas[number].answers.options(num_returns="streaming").remote(waiting.pop())] = number
+        idle = [replica.close.remote() for number, replica in replicas.items() if number not in starting.values()]
+        if idle:
+            ray.wait(idle, num_returns=len(idle), timeout=CLOSE_S)
+    finally:
+        for replica in replicas.values():
+            ray.kill(replica)
 
 
 class Replica:
-    """One actor with an engine, which its first group opens. Ray Data calls it with one group at a time."""
+    """One actor with an engine, which its first group of jobs opens."""
 
     def __init__(self, setup: _Setup, threads: int) -> None:
         self._setup, self._threads = setup, threads
         self._stack = ExitStack()
         self._worker: Worker | None = None
 
-    def __call__(self, batch: pa.Table) -> Iterator[dict[str, Any]]:
-        """Yield parts of the answers, pickled. If the engine does not open, yield one text that says why."""
-        import pyarrow as pa
+    def begin(self) -> Iterator[None]:
+        """Yield nothing. The end of this task says that the replica runs."""
+        yield from ()
 
-        for data in batch["group"].to_pylist():
-            for part in self._parts(pickle.loads(data)):
-                yield pa.table({"answers": pa.array([pickle.dumps(part)], pa.large_binary())})
-
-    def _parts(self, jobs: list[Job]) -> Iterator[list[tuple[int, dict[str, Any], Any]] | str]:
+    def answers(self, jobs: list[Job]) -> Iterator[list[tuple[int, dict[str, Any], Any]] | str]:
+        """Yield parts of the answers, about one a second. If the engine does not open, yield one text that says why."""
         part: list[tuple[int, dict[str, Any], Any]] = []
         sent = time.monotonic()
         try:
@@ -220,6 +242,10 @@ class Replica:
             yield f"replica on {socket.gethostname()}: {error_of(error)}"
             return
         yield part
+
+    def close(self) -> None:
+        """Close the engine, which saves its history."""
+        self._stack.close()
 
     def _ready(self, jobs: list[Job]) -> Worker:
         from rest_local.batch.worker import fitted
@@ -237,9 +263,6 @@ class Replica:
             self._worker = self._stack.enter_context(Worker(engine, setup.model, max_tokens=setup.max_tokens))
         return self._worker
 
-    def __del__(self) -> None:
-        self._stack.close()
-
 
 def _identity(config: EngineConfig) -> tuple[int, str]:
     """Return the size of the model's file, and a digest of its header (metadata, tensor places). Raises ModelError."""
@@ -253,42 +276,15 @@ def _identity(config: EngineConfig) -> tuple[int, str]:
 
 def _share(cluster: Cluster, config: EngineConfig) -> _Share:
     """Divide the nodes that are up among replicas. Raises ClusterFailed if no node has room for one."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    up = nodes()
     gpus = cluster.gpus
     if gpus is None:
-        gpus = 1 if config.n_gpu_layers != 0 and any(node.get("GPU", 0) >= 1 for node in nodes) else 0
+        gpus = 1 if config.n_gpu_layers != 0 and any(node.get("GPU", 0) >= 1 for node in up) else 0
     cpus = cluster.cpus or config.threads
     if cpus is None:
-        cpus = 1 if gpus else int(min((node["CPU"] for node in nodes if node.get("CPU", 0) >= 1), default=1))
-    room = sum(int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) / gpus if gpus else math.inf)) for node in nodes)
+        cpus = 1 if gpus else int(min((node["CPU"] for node in up if node.get("CPU", 0) >= 1), default=1))
+    room = sum(int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) / gpus if gpus else math.inf)) for node in up)
     if not room and cluster.replicas is None:
         wanted = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
         raise ClusterFailed(f"no node of the cluster has {wanted} for a replica; give fewer `cpus` or `gpus`")
     return _Share(cpus, gpus, cluster.replicas or room)
-
-
-@contextmanager
-def _context(lost_groups: int) -> Iterator[None]:
-    """Set Ray Data to be quiet, to send parts of answers at once, and to survive `lost_groups` in a dataset."""
-    from ray.data import DataContext
-
-    context = DataContext.get_current()
-    wanted = {
-        "target_max_block_size": 1,
-        "max_errored_blocks": lost_groups,
-        "enable_progress_bars": False,
-        "print_on_execution_start": False,
-    }
-    before = {name: getattr(context, name) for name in wanted if hasattr(context, name)}
-    loggers = [logging.getLogger(name) for name in ("ray.data", "ray")]
-    try:
-        for name in before:
-            setattr(context, name, wanted[name])
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(context, name, value)

@@ -72,7 +72,6 @@ def test_a_cluster_that_does_not_answer_is_one_line(requests: Path, monkeypatch:
     """The error comes at once for an address without a server. Ray itself would try for many minutes."""
     unconnected = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", unconnected)
-    monkeypatch.setitem(sys.modules, "ray.data", SimpleNamespace())
     answers = Cluster("127.0.0.1:1").answers(read_jobs(requests)[:1], EngineConfig(model=demo_model()))
     with pytest.raises(ClusterFailed, match=r"^cluster 127\.0\.0\.1:1: Connection refused; start it with `ray start`$"):
         next(answers)

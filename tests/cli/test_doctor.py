@@ -117,7 +117,7 @@ def test_times_that_other_programs_make_longer_are_said_to_be_so(
 
 
 REQUIRES = [
-    "numpy>=1.26", "click>=8.1", 'tomli>=2; python_version < "3"', "ray[data]>=2.40,<2.64; extra == 'ray'",
+    "numpy>=1.26", "click>=8.1", 'tomli>=2; python_version < "3"', "ray>=2.40,<2.64; extra == 'ray'",
     "pyarrow>=14; extra == 'parquet'", "pytest>=8; extra == 'test'", "rest-local[ray]; extra == 'test'",
 ]  # fmt: skip
 

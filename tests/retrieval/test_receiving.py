@@ -11,9 +11,10 @@ import pytest
 from failpoints import Named
 from test_staging import IDENTITY, MEMORY, Bytes, content, opened, source, unnamed, walk
 
+from rest_local.cluster import Lost
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.building import cluster
-from rest_local.retrieval.building.cluster import SAMPLE, EndedEarly, Receiving, _shard
+from rest_local.retrieval.building.cluster import SAMPLE, Receiving, _shard
 from rest_local.retrieval.building.shards import ShardPlan, build_shard, finished, plan
 from rest_local.retrieval.files import Files
 
@@ -78,7 +79,7 @@ def test_a_task_that_ends_early_leaves_nothing_that_counts(made: ShardPlan, tmp_
         seen = Counter[str]()
         receiving = received(made, directory)
         receiving.report = lambda what, amount, seen=seen: seen.update({what: amount})  # type: ignore[misc]
-        with pytest.raises(EndedEarly):
+        with pytest.raises(Lost):
             take(receiving, given[:count])
         receiving.drop()
         assert finished(made, 0, directory) is None

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from rest_local import __version__
-from rest_local.cluster import check_address, first_line
+from rest_local.cluster import Lost, check_address, messages_of, nodes, ready
 from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLocalError, printable
 from rest_local.retrieval.building.build import Progress, grown, write_parts
 from rest_local.retrieval.building.shards import Shard, ShardPlan, record, shard_documents
@@ -75,10 +75,7 @@ class Cluster:
 
     def slots(self, memory: int) -> int:
         """Return how many tasks with so many bytes fit on the nodes. Raises ClusterFailed if none does."""
-        import ray
-
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        room = sum(int(min(node.get("CPU", 0), node.get("memory", 0) // memory)) for node in nodes)
+        room = sum(int(min(node.get("CPU", 0), node.get("memory", 0) // memory)) for node in nodes())
         if not room:
             size = f"{memory >> 20} MB"
             raise ClusterFailed(f"no node of the cluster has a CPU and {size} for a shard; give less `memory`")
@@ -100,7 +97,6 @@ class Cluster:
         again, OptionError for a vocabulary that other machines cannot open, and OSError.
         """
         import ray
-        from ray.exceptions import RayError, RayTaskError
 
         ship: Callable[[], Opener | None] | None = getattr(vocabulary, "ship", None)
         opener = ship() if ship else opener_of(vocabulary)
@@ -125,20 +121,14 @@ class Cluster:
             for number in numbers:
                 start(Receiving(plan, number, directory, files, progress))
             while running:
-                ready: list[Any] = ray.wait(list(running), num_returns=1, fetch_local=False)[0]
-                task = ready[0]
-                receiving, cause = running[task], ""
+                task = ready(running)
+                receiving = running[task]
                 try:
-                    if receiving.take(ray.get(message) for message in task):
+                    if receiving.take(messages_of(task, f"node {receiving.host or 'of a shard'}")):
                         del running[task]
                     continue
-                except RayTaskError as error:
-                    host = receiving.host or "of a shard"
-                    raise ClusterFailed(f"node {host}: {printable(first_line(error))}") from error
-                except RayError as error:
-                    cause = first_line(error)
-                except EndedEarly:
-                    pass
+                except Lost as error:
+                    cause = str(error)
                 del running[task]
                 losses[number := receiving.number] += 1
                 if losses[number] == TRIES:
@@ -156,10 +146,6 @@ class Cluster:
                 receiving.drop()
 
 
-class EndedEarly(Exception):
-    """A task gives no more messages before its shard is done."""
-
-
 @dataclass
 class Receiving:
     """One shard, as the messages of `_shard` arrive. Messages to people name its `host`."""
@@ -175,7 +161,7 @@ class Receiving:
 
     def take(self, messages: Iterator[Message]) -> bool:
         """Take the next message, and all data of a segment. Return True after the last one, when the shard is recorded
-        as done. Raises EndedEarly, DatastoreError for data with another checksum and for failures on the node,
+        as done. Raises Lost, DatastoreError for data with another checksum and for failures on the node,
         ClusterFailed for a node with another version, and OSError.
         """
         kind, *content = _next(messages)
@@ -219,7 +205,7 @@ class Receiving:
 def _next(messages: Iterator[Message]) -> Message:
     message = next(messages, None)
     if message is None:
-        raise EndedEarly
+        raise Lost("its messages ended early")
     return message
 
 
