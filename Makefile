@@ -54,7 +54,7 @@ soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requ
 
 bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
 	$(BIN)/python -m benchmarks figures
-	$(BIN)/rest-local bench lookup --model models/demo.gguf --cold --json
+	$(BIN)/python -m benchmarks lookup --model models/demo.gguf --cold
 
 docs: $(TOOLS)  ## write docs/CLI.md, and the documentation as a site into build/site
 	$(BIN)/python scripts/reference.py

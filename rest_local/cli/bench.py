@@ -1,4 +1,4 @@
-"""`rest-local bench`: measure what drafting would gain on recorded answers, and how long a lookup takes.
+"""`rest-local bench`: measure what drafting would gain on recorded answers.
 
 The tables are for people. `--json` has the same figures and more.
 """
@@ -15,7 +15,7 @@ import click
 
 from rest_local.cli import completion, inputs
 from rest_local.cli.sections import SummaryGroup, option
-from rest_local.cli.terminal import columns, fitted, json_option, print_json
+from rest_local.cli.terminal import fitted, json_option, print_json
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import ModelInvalid, OptionError
 
@@ -189,32 +189,3 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
         if not required:
             return None, None
         raise OptionError(f"{error}; --curves replays with the costs of other machines") from error
-
-
-@bench.command()
-@option("--tokens", "Size of the text.", type=click.IntRange(min=1000), default=20_000_000)
-@option("--queries", "Number of contexts.", type=click.IntRange(min=1), default=2000)
-@option("--cold", "Also drop the files from the page cache before each lookup.")
-@option(
-    "--model GGUF",
-    "Tokenize Python sources of this machine with this vocabulary. Default: a synthetic text.",
-    configurable=False,
-)
-@option(
-    "--directory DIR",
-    "Measure the datastore in this directory instead of building one.",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-)
-@option("--seed", "Seed of the text and the contexts.", type=int, default=0)
-@json_option
-def lookup(as_json: bool, model: str | None, **options: Any) -> None:
-    """Measure lookups: build a datastore in a temporary directory and search it.
-
-    Run it on a quiet machine if you want to compare figures: the times include whatever else the machine does.
-    """
-    from rest_local.bench.lookup import measure
-
-    report = measure(model=model and str(inputs.model_path(model)), **options)
-    if as_json:
-        return print_json(report)
-    return click.echo("\n".join(columns([(key, str(value)) for key, value in report.items()])))

@@ -1,13 +1,13 @@
 """The lookup benchmark reports every figure, and what it compares with is right."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rest_local.bench import lookup
-from rest_local.cli.main import run
+from benchmarks import lookup
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.format import VocabularyId
@@ -20,13 +20,14 @@ def few() -> pytest.MonkeyPatch:
         yield patch
 
 
-def report_of(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
-    assert run(["bench", "lookup", "--tokens", "40000", "--queries", "20", "--json", *options]) == 0
+def report_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
+    monkeypatch.setattr(sys, "argv", ["lookup", "--tokens", "40000", "--queries", "20", *options])
+    lookup.main()
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_figure_is_reported(capsys, few):
-    result = report_of(capsys, "--cold")
+def test_every_figure_is_reported(monkeypatch, capsys, few):
+    result = report_of(monkeypatch, capsys, "--cold")
     assert result["text"] == "synthetic Zipf-Markov"
     assert 38_000 < result["tokens"] < 41_000
     assert result["bytes_per_token"] == pytest.approx(6, abs=0.3)
@@ -35,9 +36,9 @@ def test_every_figure_is_reported(capsys, few):
     assert set(result["cold"]) == {"lookup_ms", "disk_kb", "major_faults"}
 
 
-def test_a_datastore_can_be_measured(capsys, few, tmp_path: Path):
+def test_a_datastore_can_be_measured(monkeypatch, capsys, few, tmp_path: Path):
     documents = [np.arange(100, dtype=np.int32) for _ in range(3)]
     named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(documents))
     build(tmp_path / "toy", named, vocabulary=VocabularyId("ab" * 32, 300, "toy"), recipe={}, segment_tokens=150)
-    result = report_of(capsys, "--directory", str(tmp_path / "toy"))
+    result = report_of(monkeypatch, capsys, "--directory", str(tmp_path / "toy"))
     assert (result["tokens"], result["segments"]) == (303, 3)

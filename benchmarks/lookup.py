@@ -8,7 +8,9 @@ load disturbs all times. It disturbs `best` less: the median over queries of the
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import os
 import sysconfig
 import tempfile
@@ -225,3 +227,19 @@ def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
 
 def _quantiles(times: Times) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(times, q)) / 1000, 1) for q in (50, 99)}
+
+
+def main() -> None:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=20_000_000, help="size of the text")
+    parser.add_argument("--queries", type=int, default=2000, help="number of contexts")
+    parser.add_argument("--cold", action="store_true", help="also drop the files from the page cache each time")
+    parser.add_argument("--model", metavar="GGUF", help="tokenize Python sources of this machine with this vocabulary")
+    parser.add_argument("--directory", type=Path, help="measure this datastore instead of a new one")
+    parser.add_argument("--seed", type=int, default=0)
+    print(json.dumps(measure(**vars(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()
