@@ -8,7 +8,8 @@ what makes long prompts fast: 1.4 times at 1 000 tokens and 1.8 times at 3 500 (
 ggml can leave the shortcuts out, and can change that between two passes: `ggml_backend_cpu_set_use_ref`. It wants the
 backend that a context computes with, which llama.cpp keeps to itself. So the function of the CPU device that makes
 backends is replaced while a context is created. Its place in `ggml_backend_device` is not part of a public header;
-`available` makes a backend to see whether that function is really there.
+`available` makes a backend to see whether that function is really there, and writes only where the system says that it
+may; that is known on Linux alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rest_local.llama.library import CPU_DEVICE, ggml
 
@@ -33,8 +35,8 @@ _lock = threading.Lock()
 
 @functools.cache
 def available() -> bool:
-    """Return True if this build of llama.cpp can leave the shortcuts out. Takes 0.1 ms, once."""
-    if _set_reference() is None:
+    """Return True if this build of llama.cpp can leave the shortcuts out. Takes 1 ms, once."""
+    if _set_reference() is None or not _is_writable(_device()):
         return False
     with collected_backends() as collected:
         backend = ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_device(), None)
@@ -56,7 +58,7 @@ def collected_backends() -> Iterator[list[int]]:
             collected.append(backend)
             return backend
 
-        replacement = _Init(make_and_collect)  # this name keeps it alive during the block
+        replacement = _Init(make_and_collect)  # This name keeps it alive during the block.
         place.value = ctypes.cast(replacement, ctypes.c_void_p).value
         try:
             yield collected
@@ -92,6 +94,19 @@ def _set_reference() -> Callable[[int, bool], None] | None:
     find = ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     address = find(registry, b"ggml_backend_cpu_set_use_ref")
     return _SetReference(address) if address else None
+
+
+def _is_writable(address: int) -> bool:
+    """Return True if memory may be written, as far as `/proc` tells."""
+    try:
+        ranges = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    except OSError:
+        return False
+    for place, rights, *_ in ranges:
+        begin, end = (int(number, 16) for number in place.split("-"))
+        if begin <= address < end:
+            return rights.startswith("rw")
+    return False
 
 
 def _device() -> int:

@@ -1,5 +1,6 @@
 """Steps are computed row by row and long prompts in tiles, where the CPU code of llama.cpp can switch between them."""
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,10 @@ def test_a_long_part_of_a_prompt_is_computed_in_tiles(model: Model, k: str, v: s
     row_by_row = after(TILED - 1)
     assert np.array_equal(row_by_row, after(100)), "short parts are independent of their number"
     assert np.array_equal(row_by_row, after(PROMPT)) != tiles
+
+
+def test_only_memory_that_may_be_written_is_written() -> None:
+    writable, fixed = ctypes.create_string_buffer(1), ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value
+    assert row_wise._is_writable(ctypes.addressof(writable))
+    assert not row_wise._is_writable(fixed or 0), "code"
+    assert not row_wise._is_writable(0)
