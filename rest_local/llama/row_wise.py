@@ -36,7 +36,7 @@ _lock = threading.Lock()
 @functools.cache
 def available() -> bool:
     """Return True if this build of llama.cpp can leave the shortcuts out. Takes 1 ms, once."""
-    if _set_reference() is None or not _is_writable(_device()):
+    if _set_reference() is None or not is_writable(_device()):
         return False
     with collected_backends() as collected:
         backend = ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_device(), None)
@@ -96,7 +96,7 @@ def _set_reference() -> Callable[[int, bool], None] | None:
     return _SetReference(address) if address else None
 
 
-def _is_writable(address: int) -> bool:
+def is_writable(address: int) -> bool:
     """Return True if memory may be written, as far as `/proc` tells."""
     try:
         ranges = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]

@@ -69,6 +69,6 @@ def test_a_long_part_of_a_prompt_is_computed_in_tiles(model: Model, k: str, v: s
 
 def test_only_memory_that_may_be_written_is_written() -> None:
     writable, fixed = ctypes.create_string_buffer(1), ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value
-    assert row_wise._is_writable(ctypes.addressof(writable))
-    assert not row_wise._is_writable(fixed or 0), "code"
-    assert not row_wise._is_writable(0)
+    assert row_wise.is_writable(ctypes.addressof(writable))
+    assert not row_wise.is_writable(fixed or 0), "code"
+    assert not row_wise.is_writable(0)
