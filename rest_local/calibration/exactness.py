@@ -133,11 +133,10 @@ def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
 
 
 def compare_drafts(
-    backend: Backend, text: Sequence[int], reference: Logits, drafts: Drafts, longest: int, neighbour: bool = False
+    backend: Backend, text: Sequence[int], reference: Logits, drafts: Drafts, longest: int
 ) -> Comparison:
     """Compare `reference` (`rows_alone` of the text) with steps of random drafts, each accepted as far as it follows
-    the text. With a `neighbour`, a second sequence occupies cells before this one's, takes more between its steps, and
-    sometimes frees them all; the backend needs at least two slots. Clears the KV cache before and after.
+    the text. Clears the KV cache before and after.
     """
     result = Comparison()
     longest = min(longest, backend.max_outputs - 1)
@@ -146,13 +145,10 @@ def compare_drafts(
     rng = np.random.default_rng(11)
     slot = Slot(backend, checkpoints=backend.rollback < longest)
     slot.tokens = list(text)
-    other = _Neighbour(backend, text, rng) if neighbour else None
     make = _random_tree if drafts == "trees" else _random_chain
     try:
         backend.clear()
         while slot.n_past < len(text) - 1:
-            if other:
-                other.step()
             begin = slot.n_past
             tree, path = make(text, begin, longest, backend.n_branches, rng)
             layout = tree.layout()
@@ -171,32 +167,6 @@ def compare_drafts(
     finally:
         backend.clear()
     return result
-
-
-class _Neighbour:
-    """A second sequence in the second slot, whose logits are not compared."""
-
-    def __init__(self, backend: Backend, text: Sequence[int], rng: np.random.Generator) -> None:
-        self._slot = Slot(backend, 1)
-        self._backend, self._text, self._rng = backend, text, rng
-
-    def step(self) -> None:
-        """Evaluate 24 tokens at first (less than a block of the attention, and no power of two), then one to three.
-        Start again after 40, so that the next sequence reuses the cells that are freed.
-        """
-        slot = self._slot
-        if slot.n_past > 40:
-            slot.clear()
-            slot.tokens = []
-        n = int(self._rng.integers(1, 4)) if slot.n_past else 24
-        tokens = [int(self._text[i]) for i in self._rng.integers(0, len(self._text), n)]
-        batch = BatchBuilder()
-        batch.add_prompt(slot, tokens)
-        batch.load(self._backend.batch)
-        if code := self._backend.decode():
-            raise DecodeFailed(code, n)
-        slot.tokens += tokens
-        slot.n_past += n
 
 
 def _random_chain(

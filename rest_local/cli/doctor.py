@@ -16,7 +16,7 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import opening, options, terminal
-from rest_local.cli.sections import SectionedCommand, option
+from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import InstallationIncomplete, LibraryUnfit, RestLocalError
 
@@ -103,40 +103,7 @@ def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
             yield f"{requirement.name} {version} does not fit ({requirement.name}{requirement.specifier})"
 
 
-TITLES = ("flash", "cache", "thr", "chains", "chains+", "trees", "trees+", "flips", "gap", "plain", "x16")
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
-CASES = (("chains", False), ("chains", True), ("trees", False), ("trees", True))
-EXPLANATION = """\
-The middle columns count the rows of logits that differ in any bit from the
-same rows evaluated one at a time; + is with another sequence in the KV cache.
-Flips are rows whose likeliest token changed, and gap is the largest distance of
-the two best tokens there. Plain and x16 are the times of a step of 1 and of 16
-tokens, and the fastest is 1."""
-
-
-def exactness_lines(survey: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that show `survey` to people."""
-    yield "exactness"
-    yield from terminal.columns([TITLES, *map(_row, survey["settings"])], right=range(3, len(TITLES)))
-    yield from EXPLANATION.splitlines()
-    if survey["drafting"] == "none":
-        yield f"Nothing is drafted with this model: {survey['reason']}."
-    if survey["left_out"]:
-        yield f"Not measured for lack of time: {survey['left_out']} settings; give --seconds more."
-    yield ""
-
-
-def _row(setting: Mapping[str, Any]) -> list[str]:
-    k, v = setting["cache_type_k"], setting["cache_type_v"]
-    name = ["on" if setting["flash_attention"] else "off", k if k == v else f"{k}/{v}", str(setting["threads"])]
-    if setting["refused"]:
-        return [*name, "refused"]
-    by_case = {(case["drafts"], case["neighbours"]): case for case in setting["cases"]}
-    cells = [f"{by_case[c]['different']}/{by_case[c]['rows']}" if c in by_case else "" for c in CASES]
-    flips = sum(case["flips"] for case in by_case.values())
-    gap = max((case["largest_gap"] for case in by_case.values()), default=0.0)
-    gaps = f"{gap:.2f}" if flips else ""
-    return [*name, *cells, str(flips), gaps, f"{setting['plain']:.2f}", f"{setting['step']:.2f}"]
 
 
 def examine(engine: Engine) -> dict[str, Any]:
@@ -237,8 +204,6 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["others_run"]:
         yield "  other programs are running, so what was just measured took too long"
     yield from cost_table(facts["cost_curve"])
-    if "exactness" in facts:
-        yield from exactness_lines(facts["exactness"])
     yield from _section("paths", facts["paths"])
 
 
@@ -291,13 +256,8 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 @click.command(cls=SectionedCommand)
 @options.engine_options
 @options.sampling_defaults
-@option(
-    "--exactness",
-    "Also measure how exact every combination of flash attention, cache type and threads is, and its cost.",
-)
-@option("--seconds N", "Time for --exactness.", type=click.FloatRange(min=0), default=120)
 @terminal.json_option
-def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:
+def doctor(config: EngineConfig, as_json: bool) -> None:
     """Show versions, missing libraries, backends, the kind of drafting, the self-test and the cost curve.
 
     If a required library is missing or does not fit, only that is shown, and the exit code is 1.
@@ -317,15 +277,6 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
     with opening.open_engine(config) as engine:
         engine.compare()
         facts = examine(engine) | {"installation": state, "others_run": busy}
-        if exactness:
-            from rest_local.calibration.survey import survey
-
-            with terminal.Bar() as bar:
-
-                def progress(name: str, number: int, total: int) -> None:
-                    bar.show(f"{number} of {total}: {name}", number, total)
-
-                facts["exactness"] = survey(engine.model, config.threads, seconds, progress)
     if as_json:
         return terminal.print_json(facts)
     return click.echo("\n".join(report(facts)))

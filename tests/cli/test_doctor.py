@@ -3,19 +3,14 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib import metadata
-from typing import Any
 
 import pytest
 from fake_cli_engine import Call, Install
 
-from rest_local.calibration import survey as survey_module
 from rest_local.calibration.cost import SIZES, CostCurve, Deviations
 from rest_local.calibration.curves import estimated
-from rest_local.calibration.exactness import Comparison
 from rest_local.calibration.measuring import Timing
-from rest_local.calibration.survey import Setting
 from rest_local.cli import doctor
 from rest_local.cli.doctor import cost_rows, cost_table
 from rest_local.errors import LibraryUnfit
@@ -56,54 +51,6 @@ def test_costs_are_shown_for_contexts_that_a_request_can_have_and_that_were_meas
     assert sorted({row["n_ctx"] for row in cost_rows(measured, 3072)}) == [64, 2048]
     assert all(row["certain"] for row in cost_rows(measured, 3072))
     assert all(len(line) <= 80 for line in cost_table(cost_rows(fresh, 8192)))
-
-
-def _survey() -> dict[str, Any]:
-    cases = [
-        {"drafts": drafts, "neighbours": neighbours, **found.to_dict()}
-        for drafts, neighbours, found in (
-            ("chains", False, Comparison(rows=256)),
-            ("chains", True, Comparison(rows=255, different=7)),
-            ("trees", False, Comparison(rows=256, different=33, flips=2, largest_gap=0.25)),
-            ("trees", True, Comparison(rows=254, different=40, flips=1, largest_gap=0.125)),
-        )
-    ]
-    settings = [
-        Setting(True, "bf16", "bf16", 16, 1.5, 4.0, 1.0, 1.25, cases),
-        Setting(True, "iq4_nl", "q8_0", 1, 3.0, 3.2, 2.0, 1.0, cases[:1]),
-        Setting(False, "q4_0", "f16", 1, refused="no"),
-    ]
-    return {
-        "drafting": "tree", "reason": "full attention over removable cells",
-        "settings": [asdict(setting) for setting in settings], "left_out": 4, "seconds": 12.0,
-    }  # fmt: skip
-
-
-def test_exactness_is_measured_only_when_asked_for(
-    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def survey(model: Any, threads: int | None, seconds: float, progress: Any) -> dict[str, Any]:
-        asked.append((model.name, threads, seconds))
-        progress("flash attention on", 1, 2)
-        progress("flash attention off", 2, 2)
-        return _survey()
-
-    monkeypatch.setattr(survey_module, "survey", survey)
-    fake_engine()
-    assert "exactness" not in json.loads(call("doctor", "--json").out)
-    done = call("doctor", "--json", "--exactness", "--threads", "3", "--seconds", "7")
-    assert asked == [("fake", 3, 7)]
-    facts = json.loads(done.out)["exactness"]
-    assert facts["settings"][0]["cases"][2]["flips"] == 2
-    assert done.err == ""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    done = call("doctor", "--exactness")
-    assert "33/256" in done.out
-    assert "2 of 2: flash attention off" in done.err
-    assert done.err.endswith("\x1b[2K"), "the bar is erased"
 
 
 @pytest.mark.parametrize("busy", [True, False])
