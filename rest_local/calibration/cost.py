@@ -13,12 +13,11 @@ The module knows nothing about llama.cpp.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,6 +192,32 @@ FEWEST = 3  # so many batches can show another speed of the machine; fewer may b
 BusyNow = Callable[[float, int], bool]
 
 
+class Lines(NamedTuple):
+    """Times of n = 1..64 tokens at some context lengths, and what each further token of context adds to them, [64]."""
+
+    contexts: list[int]
+    ms: Array
+    slope: Array
+
+    @classmethod
+    def of(cls, contexts: list[int], ms: Array) -> Lines:
+        """Make lines that go on beyond the last length as they came there."""
+        if len(contexts) < 2:
+            return cls(contexts, ms, np.zeros(LARGEST))
+        return cls(contexts, ms, physical(np.maximum(ms[-1] - ms[-2], 0.0) / (contexts[-1] - contexts[-2])))
+
+    def at(self, n_ctx: int) -> Array:
+        """Return the times at a context length, interpolated or extrapolated. Sums of physical rows are physical."""
+        contexts, ms = self.contexts, self.ms
+        if n_ctx <= contexts[0]:
+            return np.array(ms[0])
+        if n_ctx >= contexts[-1]:
+            return np.asarray(ms[-1] + (n_ctx - contexts[-1]) * self.slope)
+        high = bisect_left(contexts, n_ctx)
+        weight = (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
+        return np.asarray(ms[high - 1] + weight * (ms[high] - ms[high - 1]))
+
+
 class CostCurve:
     """A cost curve: `ms[c, n - 1]` is the cost of n = 1..64 tokens at the length `contexts[c]`, float64 [contexts, 64].
 
@@ -211,10 +236,11 @@ class CostCurve:
         self.contexts = list(contexts)
         self.busy_now = busy_now
         self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
-        self._corrections = Corrections(deviations)
+        self.corrections = Corrections(deviations)
         self._queue: list[tuple[int, int, float, bool]] = []
         self.plain_steps = 0  # counts those that it has learned from
-        self._refresh()
+        self._expected: Lines | None = None  # None means that the corrections have changed.
+        self._refreshed()
 
     @classmethod
     def from_points(
@@ -225,18 +251,7 @@ class CostCurve:
         deviations: Deviations = GIVEN,
     ) -> CostCurve:
         """Make a curve that is linear between the measured sizes and proportional to n beyond the largest."""
-        return cls(contexts, cls.table_of(sizes, ms), deviations)
-
-    @staticmethod
-    def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-        """Return the rows of `from_points` for n = 1..64, before they are made physical; float64 [contexts, 64]."""
-        table = []
-        for row in ms:
-            line = np.interp(COUNTS, sizes, row)
-            if sizes[-1] < LARGEST and len(sizes) > 1:
-                line = np.where(sizes[-1] < COUNTS, row[-1] * COUNTS / sizes[-1], line)
-            table.append(line)
-        return np.array(table, np.float64)
+        return cls(contexts, table_of(sizes, ms), deviations)
 
     def copy(self) -> CostCurve:
         """Return an independent curve with the present times and covariance."""
@@ -245,57 +260,32 @@ class CostCurve:
     @property
     def ms(self) -> NDArray[np.float64]:
         """Return the most likely times with corrections, float64 [contexts, 64]. Callers must not write to it."""
-        self._make_current()
-        return self._rows
+        return self._current().ms
 
     @property
     def covariance(self) -> Array:
         """Return that of the corrections, float64 [N_STATES, N_STATES]. Callers must not write to it."""
         self._update()
-        return self._corrections.covariance
-
-    @property
-    def noise(self) -> float:
-        """Return the recent relative spread of consecutive plain steps."""
-        return self._corrections.noise
-
-    @noise.setter
-    def noise(self, value: float) -> None:
-        self._corrections.noise = value
+        return self.corrections.covariance
 
     def at(self, n_ctx: int) -> NDArray[np.float64]:
         """Return optimistic milliseconds of n = 1..64 tokens for planning, float64 [64]. A size with few observations
         on this machine counts a standard deviation less, so that it is tried.
         """
-        self._make_current()
-        return self._line(self._optimistic, self._optimistic_slope, n_ctx)
+        self._current()
+        return self._optimistic.at(n_ctx)
 
     def expected(self, n_ctx: int) -> NDArray[np.float64]:
         """Return the most likely milliseconds of n = 1..64 tokens, float64 [64]."""
-        self._make_current()
-        return self._line(self._rows, self._slope, n_ctx)
+        return self._current().at(n_ctx)
 
     def uncertainty(self, n_ctx: int) -> NDArray[np.float64]:
         """Return the standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
-        self._make_current()
-        return self._corrections.ratio_sd(self._attention_share(n_ctx))
+        return self.corrections.ratio_sd(self._attention_share(self._current(), n_ctx))
 
     def plain_sd(self, n_ctx: int) -> float:
         """Return the standard deviation of log t(1), from the machine's speed and attention at this length."""
-        self._make_current()
-        return self._corrections.plain_sd(float(self._attention_share(n_ctx)[0]))
-
-    def per_cell(self, n: int) -> float:
-        """Return the milliseconds that one more token in the KV cache adds to n tokens; 0 with one measured length."""
-        if len(self.contexts) < 2:
-            return 0.0
-        rows = self.ms
-        return float(rows[-1, n - 1] - rows[0, n - 1]) / (self.contexts[-1] - self.contexts[0])
-
-    def per_token(self, n_ctx: int) -> float:
-        """Return the milliseconds that one more token adds to a large batch."""
-        cost = self.expected(n_ctx)
-        return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
+        return self.corrections.plain_sd(float(self._attention_share(self._current(), n_ctx)[0]))
 
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
         """Learn from a real step of n tokens that took `ms`. Takes 1 us, and 4 us if `busy_now` is asked; the update
@@ -316,56 +306,15 @@ class CostCurve:
             if len(self._queue) >= MAX_QUEUED:
                 self._update()
 
-    def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
-        """Return True if the times of these sizes at this length need no further measurement."""
-        sd = self.uncertainty(n_ctx)
-        return bool(max(sd[n - 1] for n in sizes) <= CERTAIN)
-
-    def table(self) -> list[dict[str, float]]:
-        """Return rows {n_ctx, n, ms, ratio} at the measured sizes, for tables and JSON."""
-        return [
-            {"n_ctx": c, "n": n, "ms": round(float(row[n - 1]), 4), "ratio": round(float(row[n - 1] / row[0]), 3)}
-            for c, row in zip(self.contexts, self.ms, strict=True)
-            for n in SIZES
-        ]
-
-    def to_json(self) -> str:
-        """Write the table and its covariance. The covariance is kept whole: sizes that are correlated in a new table
-        are not in a known one, and with the deviations alone each start would let a size that is measured often move,
-        and make certain, one that was never measured.
-        """
-        ms, covariance = self.ms.tolist(), self.covariance.tolist()
-        return json.dumps({"contexts": self.contexts, "ms": ms, "covariance": covariance, "noise": self.noise})
-
-    @classmethod
-    def from_json(cls, text: str) -> CostCurve:
-        """Read `to_json`. Raises ValueError if the text is not a curve or not physical."""
-        data: Any = json.loads(text)
-        try:
-            ms, covariance = np.array(data["ms"], np.float64), np.array(data["covariance"], np.float64)
-            contexts, noise = [int(c) for c in data["contexts"]], float(data["noise"])
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"not a cost curve: {error!r}") from error
-        check_table(contexts, ms)
-        _check_covariance(covariance)
-        if not 0 <= noise <= 1:
-            raise ValueError("not a cost curve: noise is a share of 1")
-        curve = cls(contexts, ms, covariance)
-        if not np.allclose(curve.ms, ms, rtol=1e-3):
-            raise ValueError("not a cost curve: times fall, or n tokens cost more than n single ones")
-        curve.noise = noise
-        return curve
-
     # Learning
 
-    def _make_current(self) -> None:
-        """Bring the rows up to date, before they are read."""
+    def _current(self) -> Lines:
+        """Learn what is queued, and return the most likely times."""
         self._update()
-        if self._outdated:
-            self._refresh()
+        return self._refreshed()
 
     def _update(self) -> None:
-        """Learn from the queued observations: steps of one size, length and load together, by their median. The rows
+        """Learn from the queued observations: steps of one size, length and load together, by their median. The lines
         are computed when they are next read.
         """
         if not self._queue or not self._learn_speed():
@@ -381,10 +330,10 @@ class CostCurve:
             middle = logs[len(logs) // 2]
             base, attention = self._parts(n, n_ctx)
             expected = base + attention
-            self._corrections.learn(n, attention / expected, middle - math.log(expected), len(seen), busy)
+            self.corrections.learn(n, attention / expected, middle - math.log(expected), len(seen), busy)
             if n == 1 and len(seen) > 3:
-                self._corrections.learn_noise(1.48 * sorted(abs(value - middle) for value in logs)[len(logs) // 2])
-        self._outdated = True
+                self.corrections.learn_noise(1.48 * sorted(abs(value - middle) for value in logs)[len(logs) // 2])
+        self._expected = None
 
     def _learn_speed(self) -> bool:
         """Correct the speed by the queued batches if none is a plain step and most take a time that no correction of
@@ -392,15 +341,19 @@ class CostCurve:
         """
         if any(n == 1 for n, *_ in self._queue):
             return True
-        if self._outdated:
-            self._refresh()
-        noise = OUTLIER * math.hypot(self.noise, STEP_ERROR)
+        lines = self._refreshed()
+        noise = OUTLIER * math.hypot(self.corrections.noise, STEP_ERROR)
         lengths = {n_ctx >> 8: n_ctx for _, n_ctx, *_ in self._queue}
-        logs = {at: np.log(self._line(self._rows, self._slope, n_ctx)).tolist() for at, n_ctx in lengths.items()}
+        logs = {at: np.log(lines.at(n_ctx)).tolist() for at, n_ctx in lengths.items()}
         off = [math.log(ms) - logs[n_ctx >> 8][n - 1] for n, n_ctx, ms, _ in self._queue]
         if abs(sorted(off)[len(off) // 2]) <= noise:  # the usual case
             return True
-        least = {at: self._least(logs[at], n_ctx) for at, n_ctx in lengths.items()}
+        # A correction of the size explains a time down to `least`. A time up to n t(1) is always explained: then drafts
+        # cease, and a plain step tells the speed.
+        least: dict[int, list[float]] = {}
+        for at, n_ctx in lengths.items():
+            sd = self.corrections.ratio_sd(self._attention_share(lines, n_ctx)).tolist()
+            least[at] = [max(middle - OUTLIER * each, logs[at][0]) for middle, each in zip(logs[at], sd, strict=True)]
         found: list[tuple[float, float, int]] = []  # (difference that no size explains, whole difference, length)
         for difference, (n, n_ctx, ms, _) in zip(off, self._queue, strict=True):
             seen, at = math.log(ms), n_ctx >> 8
@@ -412,19 +365,12 @@ class CostCurve:
         if len(found) < FEWEST:
             return False
         base, attention = self._parts(1, n_ctx)
-        self._corrections.learn(1, attention / (base + attention), difference, len(found), False)
+        self.corrections.learn(1, attention / (base + attention), difference, len(found), False)
         return True
-
-    def _least(self, line: list[float], n_ctx: int) -> list[float]:
-        """Return the least logarithm of t(n) that a correction of the size explains. A time up to n t(1) is always
-        explained: then drafts cease, and a plain step tells the speed.
-        """
-        sd = self._corrections.ratio_sd(self._attention_share(n_ctx)).tolist()
-        return [max(expected - OUTLIER * each, line[0]) for expected, each in zip(line, sd, strict=True)]
 
     def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
         """Return the expected time of n tokens in two parts: up to the first length, and attention beyond it."""
-        own, attention = self._corrections.factor(n)
+        own, attention = self.corrections.factor(n)
         first, contexts = float(self._table[0, n - 1]), self.contexts
         if n_ctx <= contexts[0] or len(contexts) == 1:
             return first * own, 0.0
@@ -433,41 +379,99 @@ class CostCurve:
         further = begin + (end - begin) * (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
         return first * own, (further - first) * attention
 
-    def _refresh(self) -> None:
-        """Compute the rows from the table and the corrections. Takes about 0.1 ms."""
-        self._outdated = False
-        base, attention = self._corrections.factors()
+    def _refreshed(self) -> Lines:
+        """Return the most likely times, computed from the table and the corrections if these have changed. That takes
+        about 0.1 ms.
+        """
+        if self._expected is not None:
+            return self._expected
+        base, attention = self.corrections.factors()
         rows = self._table[0] * base + (self._table - self._table[0]) * attention
         falls = (rows[:, 1:] < rows[:, :-1]).any(axis=1).tolist()
-        uncertain = self._corrections.has_uncertain_sizes
-        sd = self._corrections.ratio_sd(_NO_ATTENTION) if uncertain or any(falls) else _NO_ATTENTION
+        uncertain = self.corrections.has_uncertain_sizes
+        sd = self.corrections.ratio_sd(_NO_ATTENTION) if uncertain or any(falls) else _NO_ATTENTION
         if any(falls):  # isotonic regression weighted by certainty
             weights = 1.0 / np.maximum(sd, 0.01) ** 2  # t(1) has a deviation of 0, and must not outweigh all others
             pooled = [isotonic(row, weights) if fall else row for row, fall in zip(rows, falls, strict=True)]
             rows = np.maximum.accumulate(pooled, axis=0)
-        self._rows = self._optimistic = physical(rows)
-        self._slope = self._optimistic_slope = _beyond(self.contexts, self._rows)
+        lines = self._expected = self._optimistic = Lines.of(self.contexts, physical(rows))
         if uncertain:
             excess = np.maximum(sd - GIVEN.sizes[0], 0.0)
-            self._optimistic = np.maximum.accumulate(physical(self._rows * np.exp(-excess)), axis=0)
-            self._optimistic_slope = _beyond(self.contexts, self._optimistic)
+            optimistic = np.maximum.accumulate(physical(lines.ms * np.exp(-excess)), axis=0)
+            self._optimistic = Lines.of(self.contexts, optimistic)
+        return lines
 
-    def _attention_share(self, n_ctx: int) -> NDArray[np.float64]:
+    def _attention_share(self, lines: Lines, n_ctx: int) -> NDArray[np.float64]:
         """Return the share [64] of each time that attention beyond the first length of the table takes."""
-        line = self._line(self._rows, self._slope, n_ctx)
-        base = self._table[0] * self._corrections.factors()[0]
-        return np.asarray(np.clip(1.0 - base / line, 0.0, 1.0))
+        base = self._table[0] * self.corrections.factors()[0]
+        return np.asarray(np.clip(1.0 - base / lines.at(n_ctx), 0.0, 1.0))
 
-    def _line(self, rows: NDArray[np.float64], slope: NDArray[np.float64], n_ctx: int) -> NDArray[np.float64]:
-        """Return the row at a context length, interpolated or extrapolated. Sums of physical rows are physical."""
-        contexts = self.contexts
-        if n_ctx <= contexts[0]:
-            return np.array(rows[0])
-        if n_ctx >= contexts[-1]:
-            return np.asarray(rows[-1] + (n_ctx - contexts[-1]) * slope)
-        high = bisect_left(contexts, n_ctx)
-        weight = (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
-        return np.asarray(rows[high - 1] + weight * (rows[high] - rows[high - 1]))
+
+def per_cell(curve: CostCurve, n: int) -> float:
+    """Return the milliseconds that one more token in the KV cache adds to n tokens; 0 with one measured length."""
+    contexts, ms = curve.contexts, curve.ms
+    return float(ms[-1, n - 1] - ms[0, n - 1]) / (contexts[-1] - contexts[0]) if len(contexts) > 1 else 0.0
+
+
+def per_token(curve: CostCurve, n_ctx: int) -> float:
+    """Return the milliseconds that one more token adds to a large batch."""
+    cost = curve.expected(n_ctx)
+    return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
+
+
+def is_certain(curve: CostCurve, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
+    """Return True if the times of these sizes at this length need no further measurement."""
+    sd = curve.uncertainty(n_ctx)
+    return bool(max(sd[n - 1] for n in sizes) <= CERTAIN)
+
+
+def measured_rows(curve: CostCurve) -> list[dict[str, float]]:
+    """Return rows {n_ctx, n, ms, ratio} at the measured sizes, for tables and JSON."""
+    return [
+        {"n_ctx": c, "n": n, "ms": round(float(row[n - 1]), 4), "ratio": round(float(row[n - 1] / row[0]), 3)}
+        for c, row in zip(curve.contexts, curve.ms, strict=True)
+        for n in SIZES
+    ]
+
+
+def to_dict(curve: CostCurve) -> dict[str, Any]:
+    """Return the table and its covariance, for JSON.
+
+    The covariance is kept whole: sizes that are correlated in a new table are not in a known one, and with the
+    deviations alone each start would let a size that is measured often move, and make certain, one that was never
+    measured.
+    """
+    ms, covariance = curve.ms.tolist(), curve.covariance.tolist()
+    return {"contexts": curve.contexts, "ms": ms, "covariance": covariance, "noise": curve.corrections.noise}
+
+
+def from_dict(data: Any) -> CostCurve:
+    """Read what `to_dict` returned. Raises ValueError if it is not a curve or not physical."""
+    try:
+        ms, covariance = np.array(data["ms"], np.float64), np.array(data["covariance"], np.float64)
+        contexts, noise = [int(c) for c in data["contexts"]], float(data["noise"])
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"not a cost curve: {error!r}") from error
+    check_table(contexts, ms)
+    _check_covariance(covariance)
+    if not 0 <= noise <= 1:
+        raise ValueError("not a cost curve: noise is a share of 1")
+    curve = CostCurve(contexts, ms, covariance)
+    if not np.allclose(curve.ms, ms, rtol=1e-3):
+        raise ValueError("not a cost curve: times fall, or n tokens cost more than n single ones")
+    curve.corrections.noise = noise
+    return curve
+
+
+def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Return the rows of `CostCurve.from_points` before they are made physical, float64 [contexts, 64]."""
+    table = []
+    for row in ms:
+        line = np.interp(COUNTS, sizes, row)
+        if sizes[-1] < LARGEST and len(sizes) > 1:
+            line = np.where(sizes[-1] < COUNTS, row[-1] * COUNTS / sizes[-1], line)
+        table.append(line)
+    return np.array(table, np.float64)
 
 
 def _is_step(n: int, ms: float) -> bool:
@@ -520,13 +524,6 @@ def _check_covariance(matrix: Array) -> None:
         raise ValueError(f"not a cost curve: covariances are {N_STATES} x {N_STATES} numbers, not {matrix.shape}")
     if np.abs(matrix).max() > LIMIT**2 or not np.allclose(matrix, matrix.T) or np.linalg.eigvalsh(matrix)[0] < -1e-6:
         raise ValueError(f"not a cost curve: no covariances, or deviations above {LIMIT:g}")
-
-
-def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the milliseconds of each further token of context, [64], indexed by the size less one."""
-    if len(contexts) < 2:
-        return np.zeros(LARGEST)
-    return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))
 
 
 _NO_ATTENTION = np.zeros(LARGEST)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.cost import ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical
+from rest_local.calibration.cost import ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical, table_of
 from rest_local.calibration.measuring import Timing
 from rest_local.errors import InputInvalid
 
@@ -42,7 +42,7 @@ def load_curve(name: str) -> CostCurve:
             raise ValueError("a row of times is needed for each context, for sizes from 1 on")
         if any(high <= low for low, high in itertools.pairwise(sizes)) or sizes[-1] > LARGEST:
             raise ValueError(f"sizes must rise, to {LARGEST} at most")
-        check_table(contexts, CostCurve.table_of(sizes, ms.tolist()))
+        check_table(contexts, table_of(sizes, ms.tolist()))
         if (1.2 * ms < np.maximum.accumulate(ms, axis=1)).any():  # noise is up to 20%
             raise ValueError("the time of a batch falls with its size")
         if (ms > 1.2 * ms[:, :1] * np.array(sizes)).any():
@@ -83,7 +83,7 @@ def _shapes(backend: str) -> list[tuple[str, NDArray[np.float64]]]:
     files = {name: json.loads((_FOLDER / f"{name}.json").read_text("utf-8")) for name in shipped()}
     names = [name for name, points in files.items() if points.get("backend") == backend]
     names = names or [name for name, points in files.items() if points.get("backend") not in (None, "CPU")]
-    rows = [physical(CostCurve.table_of(files[name]["sizes"], files[name]["ms"][:1])[0]) for name in names]
+    rows = [physical(table_of(files[name]["sizes"], files[name]["ms"][:1])[0]) for name in names]
     return [(name, row / row[0]) for name, row in zip(names, rows, strict=True)]
 
 

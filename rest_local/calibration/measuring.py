@@ -34,6 +34,7 @@ from rest_local.calibration.cost import (
     CostCurve,
     Deviations,
     isotonic,
+    measured_rows,
 )
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
@@ -177,7 +178,7 @@ class Measured:
 
     def teach(self, curve: CostCurve) -> None:
         """Let another curve learn these times, with a small weight if other processes disturbed them."""
-        for row in self.curve.table():
+        for row in measured_rows(self.curve):
             curve.observe(int(row["n"]), int(row["n_ctx"]), row["ms"], busy=self.busy > CERTAIN or self.noise > CERTAIN)
 
 
@@ -324,7 +325,7 @@ def _curve(
     contexts: Sequence[int], sizes: Sequence[int], ms: NDArray[np.float64], deviations: Deviations, noise: float
 ) -> CostCurve:
     curve = CostCurve.from_points(contexts, sizes, ms.tolist(), deviations)
-    curve.noise = min(noise, 1.0)
+    curve.corrections.noise = min(noise, 1.0)
     return curve
 
 

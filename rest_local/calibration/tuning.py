@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rest_local.calibration import known
-from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.calibration.cost import LARGEST, CostCurve, from_dict, is_certain, to_dict
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import (
     LEAST_ROWS,
@@ -94,7 +94,7 @@ class Tuning:
         """Return True if every time is certain at the shortest and at a usual context length. Otherwise the curve is
         provisional, and measured further.
         """
-        return self.curve.is_certain(0) and self.curve.is_certain(min(CONTEXTS[-1], self.settings.n_ctx))
+        return is_certain(self.curve, 0) and is_certain(self.curve, min(CONTEXTS[-1], self.settings.n_ctx))
 
     @property
     def age(self) -> float:
@@ -107,7 +107,7 @@ class Tuning:
         return {
             "state": "final" if self.final else "provisional",
             "age_s": round(self.age, 1),
-            "noise": round(self.curve.noise, 4),
+            "noise": round(self.curve.corrections.noise, 4),
             "uncertainty": {str(n): round(float(deviations[n - 1]), 3) for n in (2, 4, 8, 16, 64)},
             "estimated_from": self.estimate or None,
             "seconds": round(self.seconds, 3),
@@ -139,7 +139,7 @@ class Tuning:
 
     def to_json(self) -> str:
         return json.dumps({
-            "format": FORMAT, "settings": self.settings.to_dict(), "curve": json.loads(self.curve.to_json()),
+            "format": FORMAT, "settings": self.settings.to_dict(), "curve": to_dict(self.curve),
             "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
             "estimate": self.estimate, "fidelity": self.fidelity, "longest": self.longest,
             "unsuitable": [settings.to_dict() for settings in self.unsuitable],
@@ -154,7 +154,7 @@ class Tuning:
             raise ValueError("not a tuning of this version")
         try:
             settings = ContextSettings.from_dict(data["settings"])
-            curve = CostCurve.from_json(json.dumps(data["curve"]))
+            curve = from_dict(data["curve"])
             self_test = data["self_test"]
             enough = not self_test or Comparison.from_dict(self_test).rows >= LEAST_ROWS
             unsuitable = [ContextSettings.from_dict(each) for each in data["unsuitable"]]

@@ -107,6 +107,7 @@ SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
 
 
 def examine(engine: Engine) -> dict[str, Any]:
+    from rest_local.calibration.cost import measured_rows
     from rest_local.llama import library
     from rest_local.llama.cores import default_threads, spin_settings, usable_cpus
     from rest_local.paths import cache_dir, config_file, datastores_home
@@ -133,7 +134,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "drafting": {
             "kind": engine.capability.kind,
             "reason": engine.capability.reason,
-            "lookups": in_words(engine.cost_curve.table()[0]["ms"]),
+            "lookups": in_words(measured_rows(engine.cost_curve)[0]["ms"]),
         },
         "settings": engine.settings,
         "sampling": {name: {"value": value, "from": origin} for name, (value, origin) in sampling.items()},
@@ -151,10 +152,12 @@ def examine(engine: Engine) -> dict[str, Any]:
 
 
 def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
-    """Return the rows of `CostCurve.table` at its shortest context, and at those that a request can have and that are
+    """Return the rows of `measured_rows` at its shortest context, and at those that a request can have and that are
     certain.
     """
-    rows = [{**row, "certain": curve.is_certain(int(row["n_ctx"]))} for row in curve.table()]
+    from rest_local.calibration.cost import is_certain, measured_rows
+
+    rows = [{**row, "certain": is_certain(curve, int(row["n_ctx"]))} for row in measured_rows(curve)]
     shortest = rows[0]["n_ctx"]
     return [row for row in rows if row["n_ctx"] == shortest or (row["n_ctx"] <= n_ctx and row["certain"])]
 
@@ -313,6 +316,7 @@ def tune(config: EngineConfig, as_json: bool) -> None:
 
 
 def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    from rest_local.calibration.cost import measured_rows
     from rest_local.calibration.measuring import advantages
 
     curve = measured.curve
@@ -322,7 +326,7 @@ def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mappi
         "busy": round(measured.busy, 4),
         "calibration": dict(calibration),
         "flash_attention": settings["flash_attention"],
-        "cost_curve": curve.table(),
+        "cost_curve": measured_rows(curve),
         "drafts": {str(n_ctx): advantages(curve, n_ctx) for n_ctx in curve.contexts},
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.cost import CostCurve, per_token
 from rest_local.decoding.core import Part, Pass, RequestState
 from rest_local.kv_cache.backend import Backend
 
@@ -41,7 +41,7 @@ class Prefill:
 
     def per_token(self, cells: int) -> float:
         """Return the milliseconds that a token of a prompt takes; by the cost curve as long as none was measured."""
-        return self._part_ms or self._curve.per_token(cells)
+        return self._part_ms or per_token(self._curve, cells)
 
     def plan(self, states: list[RequestState], idle_cells: int, with_parts: bool = True) -> Pass | None:
         """Plan a pass for these; None where there is nothing to do. `idle_cells`: as of `Pass`. All make progress, so

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.calibration.cost import LARGEST, CostCurve, per_cell, per_token
 from rest_local.decoding.core import Outcome, Pass, RequestState, error_of
 from rest_local.decoding.forward import ABORTED, Forward, RequestFailed
 from rest_local.decoding.prefill import Prefill
@@ -69,8 +69,8 @@ class PassTimes:
         self.generating += done.n_decodes if n_running else 0
         # Not for every pass, because asking the curve costs as much as a lookup.
         if self._uncharged_passes >= CHARGED_PASSES and (self._slots.idle_cells or self._slots.holes):
-            per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
-            self._slots.charge(self._uncharged_passes * per_cell, self._curve.per_token(self._queue.cells_in_use()))
+            cell_ms = per_cell(self._curve, min(max(n_running, 1), LARGEST))
+            self._slots.charge(self._uncharged_passes * cell_ms, per_token(self._curve, self._queue.cells_in_use()))
             self._uncharged_passes = 0
 
 

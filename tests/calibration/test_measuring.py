@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
+from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, is_certain
 from rest_local.calibration.measuring import ALWAYS_CHECKED, Timing, first_steps, measure
 from tests.support.fake_backend import FakeBackend
 
@@ -46,7 +46,7 @@ def test_a_quiet_machine_is_measured_exactly() -> None:
     assert result.complete
     assert result.noise == result.busy == 0.0
     assert worst(result.curve) < 0.01
-    assert all(result.curve.is_certain(n_ctx) for n_ctx in CONTEXTS)
+    assert all(is_certain(result.curve, n_ctx) for n_ctx in CONTEXTS)
 
 
 def test_the_error_under_noise_is_bounded() -> None:
@@ -80,7 +80,7 @@ def test_a_busy_machine_is_measured_longer_and_never_complete() -> None:
     assert not result.complete
     assert result.busy == 1.0
     assert len(clock.batches) > 5 * len(SIZES) + 1
-    assert not result.curve.is_certain(64)
+    assert not is_certain(result.curve, 64)
     only_slow = measure(Clock(lambda _, ms: Timing(2 * ms, True)), [64])  # evenly, as under spinning threads
     assert not only_slow.complete
 

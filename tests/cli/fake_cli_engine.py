@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rest_local.calibration.cost import ESTIMATED, CostCurve
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Result
@@ -107,14 +108,8 @@ class FakeEngine:
     capability: Any = field(default_factory=lambda: SimpleNamespace(kind="tree", reason="attention only"))
     settings: dict[str, Any] = field(default_factory=lambda: {"flash_attention": False, "exact": False})
     self_test: dict[str, Any] | None = field(default_factory=lambda: {"rows": 492, "flips": 0})
-    cost_curve: Any = field(
-        default_factory=lambda: SimpleNamespace(
-            table=lambda: [
-                {"n_ctx": 512, "n": 1, "ratio": 1.0, "ms": 2.5},
-                {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125},
-            ],
-            is_certain=lambda n_ctx: False,
-        )
+    cost_curve: CostCurve = field(
+        default_factory=lambda: CostCurve.from_points([512], [1, 8, 64], [[2.5, 8.125, 40.0]], ESTIMATED)
     )
 
     calibration: dict[str, Any] = field(

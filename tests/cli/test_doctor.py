@@ -21,7 +21,7 @@ def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     facts = json.loads(call("doctor", "--json").out)
     assert (facts["drafting"]["kind"], facts["drafting"]["reason"]) == ("tree", "attention only")
     assert facts["drafting"]["lookups"].startswith("if the expected saving")  # A lookup takes 6% of a step here.
-    assert facts["cost_curve"][1] == {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125, "certain": False}
+    assert {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125, "certain": False} in facts["cost_curve"]
     assert facts["self_test"] == {"rows": 492, "flips": 0}
     assert facts["versions"]["rest-local"]
     assert "llama-cpp-python" in facts["versions"]

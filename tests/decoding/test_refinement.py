@@ -8,7 +8,7 @@ import pytest
 from support.fake_backend import FakeBackend
 from support.fake_sequences import said, scheduler_of, sequence_of
 
-from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
+from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve, is_certain
 from rest_local.calibration.measuring import LoadMeter, Timing, probe_slot
 from rest_local.decoding import decode_context as calibration
 from rest_local.decoding.decode_context import MOST_BUSY, MOST_IDLE, SHARE, Calibration
@@ -121,7 +121,7 @@ def test_idle_moments_measure_every_size_and_end(probed: Probed, now: list[float
         before = len(probed.sizes)
         calibrating.use_idle_time()
         assert len(probed.sizes) - before <= 2
-    assert curve.is_certain(0)
+    assert is_certain(curve, 0)
     assert set(SIZES[1:]) & set(probed.sizes)
     assert len(probed.sizes) <= 2 * MOST_IDLE
 
@@ -158,7 +158,7 @@ def test_a_busy_machine_is_left_alone_and_settles_nothing(monkeypatch: pytest.Mo
     while calibrating.wakes_in() == 0:
         calibrating.use_idle_time()
     assert len(probed.sizes) <= 2 * MOST_BUSY
-    assert not curve.is_certain(0)
+    assert not is_certain(curve, 0)
     calibrating.after_pass(0.01)  # a request came: the next pause is looked at again
     assert calibrating.wakes_in()
 

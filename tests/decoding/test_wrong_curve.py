@@ -8,7 +8,7 @@ from support.fake_backend import Draws, FakeBackend
 from support.fake_sequences import prompts_of, said, scheduler_of, sequence_of
 from support.fake_sources import Fortune
 
-from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.cost import SIZES, CostCurve, per_token
 from rest_local.decoding.prefill import LEAST_PART, STALL_MS
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto
@@ -81,7 +81,7 @@ def test_a_wrong_speed_is_found_without_a_plain_step(
         scheduler.step()
     assert min(backend.passes) > 1
     assert 0.5 < curve.expected(100)[0] / ROW[0] < 2
-    assert 0.5 < curve.per_token(100) / PER_TOKEN < 2
+    assert 0.5 < per_token(curve, 100) / PER_TOKEN < 2
 
 
 @pytest.mark.parametrize("factor", [1.0, 600.0, 1e9])
