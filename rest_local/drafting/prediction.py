@@ -1,6 +1,6 @@
-"""Text that a request expects in its answer, such as the old file of an edit. The answer is aligned with it.
+"""Align an answer with text that the request expects in it, such as the old file of an edit.
 
-Contract: token ids go in; rows that continue the newest token come out, the likeliest place first. While the answer
+Token ids go in; rows that continue the newest token come out, the likeliest place first. While the answer
 follows the prediction there is one row. After a divergence, `Alignment` keeps a probability for every place near it:
 the forward pass of a hidden Markov model in which each token of the answer is either copied or new. `_anywhere`
 searches the rest of the prediction for blocks that moved. `Rows.match` is not a count of tokens here but a level of
@@ -19,15 +19,16 @@ from rest_local.llama.placeholders import common_prefix
 from rest_local.retrieval.rows import MAX_MATCH, MAX_VOCABULARY, Rows
 from rest_local.retrieval.segment import Segment
 
-START = 8  # level of evidence of the first place: most answers to an edit begin like the old text
-WINDOW = 400  # places so many tokens before and after the divergence get a probability
+START = 8  # The level of evidence of the first place. Most answers to an edit begin like the old text.
+WINDOW = 400  # Places up to so many tokens before and after the divergence get a probability.
 MAX_PLACES = 4  # Places that are proposed at once.
 MIN_PROBABILITY = 0.02  # A place, or a node of the tree, below this probability paid on no measured cost curve.
 
 # From 996 changes in 100 edits of four Python repositories, aligned by a diff, in tokens of Qwen 2.
-KEEP = 0.95  # probability that a copied token follows a copied one, and from which on a place is followed as the only
-# one; no figure moved between 0.90 and 0.98
-RESUME = 0.15  # probability that a change ends at a token
+# The probability that a copied token follows a copied one, and from which on a place is followed as the only one. No
+# figure moved between 0.90 and 0.98.
+KEEP = 0.95
+RESUME = 0.15  # The probability that a change ends at a token.
 # Share of the changes that replace 0 to 5 old tokens. Longer changes and steps backwards have decreasing tails.
 _SKIPPED = (0.266, 0.356, 0.114, 0.068, 0.061, 0.024)
 
@@ -36,8 +37,9 @@ Float32 = NDArray[np.float32]
 
 
 def _skips() -> Float32:
-    """The probability that a change skips d = -WINDOW .. WINDOW old tokens, float32 [2 WINDOW + 1]. A tenth of what
-    _SKIPPED leaves goes back.
+    """Return the probability that a change skips d = -WINDOW .. WINDOW old tokens, float32 [2 WINDOW + 1].
+
+    A tenth of what _SKIPPED leaves goes back.
     """
     rest = 1.0 - sum(_SKIPPED)
     back = 1.0 / np.arange(WINDOW + 1, 1, -1)
@@ -64,8 +66,9 @@ class Alignment:
         self._window = tokens[self.first : at + WINDOW]
         begin = self.first - at + WINDOW
         self._skip = _SKIP[begin : begin + len(self._window) + 1]
-        self._copied: Float32 = np.zeros(len(self._window) + 1, np.float32)  # probability by place of the next token
-        self._new = 1.0  # probability that the change continues
+        # The probability of each place for the next token, and that the change continues.
+        self._copied: Float32 = np.zeros(len(self._window) + 1, np.float32)
+        self._new = 1.0
 
     def extend(self, token: int) -> None:
         """Add one token of the answer."""
@@ -82,41 +85,42 @@ class Alignment:
         self._new /= total
 
     def fork(self) -> Alignment:
-        """An independent one in the same state."""
+        """Make an independent one in the same state."""
         other = copy(self)
         other._copied = self._copied.copy()
         return other
 
     def places(self) -> list[tuple[int, float]]:
-        """(place in `tokens`, probability that the next token is copied from it), the likeliest first."""
+        """Return (place in `tokens`, probability that the next token is copied from it), the likeliest first."""
         following = self._next()
         best = np.argpartition(-following, min(MAX_PLACES, len(following) - 1))[:MAX_PLACES]
         found = [(self.first + int(i), float(following[i])) for i in best if following[i] >= MIN_PROBABILITY]
         return sorted(found, key=lambda place: -place[1])
 
     def _next(self) -> Float32:
-        """For each place the probability that the next token is copied from it."""
+        """Return for each place the probability that the next token is copied from it."""
         following: Float32 = np.float32(RESUME * self._new) * self._skip
         following += np.float32(KEEP) * self._copied
         return following
 
 
 class Prediction:
-    """Follows an answer along `tokens` (int32 [n], or any sequence of ids). Takes 4 bytes for a token, and 11 after the
-    first search of the whole prediction.
+    """Text that an answer is expected to follow.
+
+    It takes 4 bytes for a token, and 11 after the first search of the whole prediction.
     """
 
     def __init__(self, tokens: Sequence[int] | Int32, at: int = 0, level: int = START) -> None:
-        """`at`: index of the token that is expected first, with evidence of this level."""
+        """Expect `tokens` from index `at` on, with evidence of this level."""
         self.tokens: Int32 = np.asarray(tokens, np.int32).reshape(-1)
-        self._at = at  # index of the token that is expected next
-        self.level = level  # level of evidence for that; grows with each token that agrees
-        self._alignment: Alignment | None = None  # set while the place is uncertain
-        self._pending: list[int] = []  # accepted tokens that were not compared yet
+        self._at = at
+        self.level = level  # The level of evidence grows with each token that agrees.
+        self._alignment: Alignment | None = None  # It is set while the place is uncertain.
+        self._pending: list[int] = []  # Accepted tokens that were not compared yet.
         self._everywhere: Segment | None = None
 
     def fork(self) -> Prediction:
-        """An independent one in the same state. 3 us."""
+        """Make an independent one in the same state. It takes 3 us."""
         other = copy(self)
         other._pending = self._pending[:]
         other._alignment = self._alignment and self._alignment.fork()
@@ -133,26 +137,26 @@ class Prediction:
 
     @property
     def place(self) -> int:
-        """Index of the token that is expected next, or that was where the answer diverged."""
+        """Return the index of the token that is expected next, or that was where the answer diverged."""
         return self._at
 
     @property
     def left(self) -> int:
-        """Tokens after that."""
+        """Count the tokens from there on."""
         return len(self.tokens) - self._at
 
     @property
     def follows(self) -> bool:
-        """Whether the answer followed the prediction at the last comparison, and the prediction has more tokens."""
+        """Return True if the answer followed at the last comparison, and there are more tokens."""
         return self._alignment is None and self._at < len(self.tokens)
 
     def catch_up(self) -> bool:
-        """Compare all tokens that were added; whether the answer follows."""
+        """Compare all tokens that were added. Returns True if the answer follows."""
         self._compare()
         return self.follows
 
     def rows(self, context: Sequence[int], depth: int) -> Rows:
-        """Up to MAX_PLACES continuations after `context` (newest last). 10 us while the answer follows, else 40 us."""
+        """Return up to MAX_PLACES continuations after `context`, in 10 us while the answer follows, else in 40 us."""
         if not len(self.tokens):
             return Rows.empty(depth)
         self._compare()
@@ -187,7 +191,7 @@ class Prediction:
                 self._at, self.level, self._alignment = places[0][0], START + 1, None
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
-        """Places in the whole prediction at which tokens agree, the most first."""
+        """Find places in the whole prediction at which tokens agree, the most first."""
         if self._everywhere is None:
             self._everywhere = Segment.of([self.tokens], MAX_VOCABULARY)
         found = self._everywhere.rows(context, MAX_PLACES, 1)
@@ -195,6 +199,7 @@ class Prediction:
         return [(place, 1.0 - 1.0 / match) for place, match in pairs]
 
     def _rows_at(self, places: list[tuple[int, int]], depth: int) -> Rows:
+        """Make rows that begin at these places, each with its level."""
         inside = [(place, level) for place, level in places if place < len(self.tokens)]
         continuations = np.full((len(inside), depth), -1, np.int32)
         for row, (place, _) in enumerate(inside):
@@ -205,5 +210,5 @@ class Prediction:
 
 
 def _level(probability: float) -> int:
-    """The level of evidence of an uncertain place, 2..START. A place that is followed gains one for each token."""
+    """Return the level of evidence of an uncertain place, 2..START. One that is followed gains one for each token."""
     return max(2, int(START * probability))

@@ -1,4 +1,4 @@
-"""The acceptance rate of drafted tokens, learned online: by evidence cell, corrected by the tokens.
+"""What is likely: the acceptance rate of drafted tokens, learned online by evidence cell and corrected by the tokens.
 
 - `Acceptance` maps a cell (`rest_local.drafting.sources`) to a probability. The raw share of rows that agree is
   over-confident for a context that was seen once: 3% of such drafts were accepted (docs/DESIGN.md section 5). So hits
@@ -43,8 +43,8 @@ from rest_local.drafting.sources import (
 )
 from rest_local.drafting.tree import Calibrated
 
-STRENGTH = 8.0  # observations that the estimate of the marginal counts for in a cell, and the prior in a marginal
-HALVE_AT = 400.0  # observations at which a cell halves its counts
+STRENGTH = 8.0  # The marginal counts for so many observations in a cell, and the prior in a marginal.
+HALVE_AT = 400.0  # A cell halves its counts at so many observations.
 # The rates of forced text until it was counted, by whether the text before it is split otherwise than the vocabulary
 # does, and by kind. In JSON answers the toy model had 0.80, 0.95, 0.91, 0.74, 0.11 and 0.54, 0.42, 0.00, 0.83, 0.52;
 # text of Qwen's vocabulary, split as it splits it, 1.00, 1.00, 0.73, 0.70, 0.00.
@@ -55,6 +55,7 @@ _N_MARGINALS = len(SOURCES) * N_LENGTHS * N_SHARES
 
 
 def _marginal_of(cell: int) -> int:
+    """Return the marginal of a cell: its source, match length and share."""
     rest, share = divmod(cell, N_SHARES)
     return (rest // N_ROWS) * N_SHARES + share
 
@@ -68,12 +69,13 @@ class Acceptance:
         self._seen = [0.0] * N_CELLS
         self._marginal_hits = [0.0] * _N_MARGINALS
         self._marginal_seen = [0.0] * _N_MARGINALS
-        self._known: dict[int, float] = {}  # estimates since the last change
-        self.changes = 0  # calls of `learn`
+        self._known: dict[int, float] = {}  # Estimates since the last change.
+        self.changes = 0
 
     def estimate(self, cell: int) -> float:
-        """Probability in (0, 1) that a candidate with this evidence is the model's token. Takes under 1 us, and 0.1 us
-        if the estimate is cached.
+        """Return the probability in (0, 1) that a candidate with this evidence is the model's token.
+
+        It takes under 1 us, and 0.1 us if the estimate is known.
         """
         known = self._known.get(cell)
         if known is not None:
@@ -106,17 +108,18 @@ class Acceptance:
                 self._marginal_hits[marginal] /= 2
 
     def seen(self, cell: int) -> float:
-        """The number of observations in a cell."""
+        """Return the number of observations in a cell."""
         return self._seen[cell]
 
 
 @cache
 def _shipped_tables() -> tuple[list[int], list[float], list[float]]:
-    """By cell its marginal, by marginal the prior rate, by cell its rate over that prior. All instances share the lists
-    and do not change them.
+    """Return the marginal of each cell, the prior rate of each marginal, and the rate of each cell over that prior.
+
+    All instances share the lists and do not change them.
     """
     rates, marginals = shipped_rates(), [_marginal_of(cell) for cell in range(N_CELLS)]
-    priors = [0.0] * _N_MARGINALS  # the mean rate of the cells of a marginal
+    priors = [0.0] * _N_MARGINALS  # The mean rate of the cells of each marginal.
     for marginal, rate in zip(marginals, rates, strict=True):
         priors[marginal] += rate / N_ROWS
     return marginals, priors, [rate / priors[m] for rate, m in zip(rates, marginals, strict=True)]
@@ -124,10 +127,10 @@ def _shipped_tables() -> tuple[list[int], list[float], list[float]]:
 
 @cache
 def shipped_rates() -> tuple[float, ...]:
-    """Prior probability by cell, N_CELLS of them. Takes a millisecond, once per process."""
+    """Return the prior probability of each cell. It takes a millisecond, once per process."""
     data = json.loads(PRIORS.read_text("utf-8")) if PRIORS.exists() else {}
     if (data.get("lengths"), data.get("rows"), data.get("shares")) != (N_LENGTHS, N_ROWS, N_SHARES):
-        return (0.2,) * N_CELLS  # never in a release, only while the layout is being changed
+        return (0.2,) * N_CELLS  # This happens only while the layout is being changed.
     rates = {
         "edit": data["rates"]["prediction"],
         **data["rates"],
@@ -157,27 +160,30 @@ def grammar_rates() -> list[float]:
     return rates
 
 
-SLOTS = 1 << 18  # weights of each of the two lists
-SPREAD = 0x237B1  # odd, so that the slots of neighbouring ids lie far apart
-RATE = 0.5  # of a step, and squared error that a weight starts with; 0.3 to 0.7 are within half a percent of log loss
+SLOTS = 1 << 18  # Each of the two lists has so many weights.
+SPREAD = 0x237B1  # It is odd, so that the slots of neighbouring ids lie far apart.
+# The rate of learning, and the squared error that a weight starts with. With 0.3 to 0.7, log loss is the same to half a
+# percent.
+RATE = 0.5
 
 
 class TokenCalibrator:
-    """Not thread safe. Holds 2 lists of 262 000 floats: 4 MB, and 48 bytes for each learned weight."""
+    """The corrections by token. They take 4 MB, and 48 bytes for each learned weight. Not thread safe."""
 
     def __init__(self) -> None:
         self._weights = [0.0] * SLOTS
         self._squares = [RATE] * SLOTS
 
     def calibrate(self, preceding: PrecedingBigram, candidates: Merged) -> list[Calibrated]:
-        """The corrected probability of each of `candidates`. Takes 1 us per node and 0.6 us per candidate. Candidates
-        with little evidence are corrected too: without, HumanEval loses 2% of its tokens per step.
+        """Return the corrected probability of each of `candidates`, in 1 us per node and 0.6 us per candidate.
+
+        Candidates with little evidence are corrected too: without, HumanEval loses 2% of its tokens per step.
         """
         weights = self._weights
         before, last = (preceding[0] * SPREAD + 1) * SPREAD * SPREAD, (preceding[1] * SPREAD + 2) * SPREAD
         after = last % SLOTS
         common = weights[after]
-        total = 0.0  # a loop: most nodes have one candidate, for which `sum` and `min` take longer than the rest
+        total = 0.0  # It is a loop because most nodes have one candidate, for which `sum` takes longer than the rest.
         for found in candidates.values():
             total += found[0]
         by_total = (int(4.0 * total) * SPREAD + 3) * SPREAD

@@ -1,4 +1,4 @@
-"""When a drafting model is asked, and for how much: its passes are part of the price of a draft.
+"""Decide when a drafting model is asked, and for how much: its passes are part of the price of a draft.
 
 - Time has one price: the tokens per millisecond that requests reach with this model where no found text leads
   (`ModelStats.speedup`). A pass is worth its time if its answers are worth more tokens than that.
@@ -28,14 +28,14 @@ from rest_local.drafting.models.drafter import Drafter, Query
 from rest_local.drafting.tree import DraftModelBudget, OpenNode
 from rest_local.planning.plan import SMOOTHING, START, TRIAL_SHARE, Plan
 
-INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model; two cost up to 16%
-# Of the first candidate: those of a good model, so that it is tried. With a mean of 0.75, not 0.89, a model of
-# acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
-# (`benchmarks.simulated_drafters`)
+INITIAL_CREDIT = 4.0  # Plain steps that a new request may lose to a drafting model. With two, up to 16% are lost.
+# The confidences of the first candidate begin with those of a good model, so that it is tried. With a mean of 0.75, not
+# 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
+# (`benchmarks.simulated_drafters`).
 INITIAL_CONFIDENCES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99)
-DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
-KEPT = 32  # confidences, for each depth
-REFRESH = 8  # steps between two estimates of what passes are worth
+DEPTHS = 4  # Depths whose confidences are kept apart. The last one holds all deeper ones.
+KEPT = 32  # Confidences that are kept for each depth.
+REFRESH = 8  # Steps between two estimates of what passes are worth.
 
 Floats = NDArray[np.float64]
 
@@ -50,10 +50,10 @@ class ModelStats:
         default_factory=lambda: [deque(() if depth else INITIAL_CONFIDENCES, maxlen=KEPT) for depth in range(DEPTHS)]
     )
     gain: float = START
-    waited: int = 0  # steps since the last pass
-    _tokens: float = 1.0  # of a step, and the time of one in plain steps
-    _steps: float = 1.0
-    _learned: int = 0  # answers at the root
+    waited: int = 0  # Steps since the last pass.
+    _tokens: float = 1.0  # The mean number of tokens of a step.
+    _steps: float = 1.0  # The mean time of a step in plain steps.
+    _learned: int = 0  # Answers at the root.
     _promises: list[float] = field(default_factory=list)
     _values: dict[tuple[int, int], tuple[int, PassValues]] = field(default_factory=dict)
 
@@ -62,18 +62,19 @@ class ModelStats:
 
     @property
     def initial_credit(self) -> float:
-        """Plain steps that a new request may lose to the model. The user who loads one wants it tried at once, not
-        after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
+        """Return how many plain steps a new request may lose to the model: fewer the less it saves.
+
+        The user who loads one wants it tried at once, not after the steps that would earn the first draft.
         """
         return INITIAL_CREDIT * max(0.0, min(self.gain / START, 1.0))
 
     @property
     def speedup(self) -> float:
-        """Of requests with this model over plain decoding, lately; 1 at least."""
+        """Return the speed of requests with this model over plain decoding, lately; 1 at least."""
         return max(1.0, self._tokens / self._steps)
 
     def promise(self, depth: int) -> float:
-        """How likely its first candidate is, `depth` tokens below the root."""
+        """Return how likely its first candidate is, `depth` tokens below the root."""
         return self._promises[min(depth, DEPTHS - 1)]
 
     def learn(self, confidences: Iterable[tuple[int, float]]) -> None:
@@ -84,7 +85,7 @@ class ModelStats:
         self._promises = [fmean(self.of_depth(depth)) for depth in range(DEPTHS)]
 
     def of_depth(self, depth: int) -> Sequence[float]:
-        """Confidences at a depth, and below KEPT of them those of the depth above."""
+        """Return the confidences at a depth, or those of the depth above while they are fewer than KEPT."""
         own = self.confidences[depth]
         return own if not depth or len(own) == KEPT else self.of_depth(depth - 1)
 
@@ -95,12 +96,13 @@ class ModelStats:
         self._steps += SMOOTHING * (plain_steps - self._steps)
 
     def learn_gain(self, steps: float) -> None:
-        """A step in which it was asked saved so many plain steps; negative if it lost."""
+        """Count a step in which it was asked and saved so many plain steps; negative if it lost."""
         self.gain += SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
 
     def values(self, plan: Plan, pass_ms: float, n_requests: int) -> PassValues:
-        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed every
-        REFRESH steps, for sizes up to a power of two, half of LARGEST at most.
+        """Return what passes are worth in this step, if each takes `pass_ms` for each request.
+
+        It is computed every REFRESH steps, for sizes up to a power of two, half of LARGEST at most.
         """
         size = min(1 << len(plan.cost).bit_length() - 1, LARGEST // 2)
         now = (self._learned + self.waited) // REFRESH
@@ -112,11 +114,11 @@ class ModelStats:
         return known[1]
 
 
-_JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
+_JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # Joint probabilities, 0.02 to 1.
 
 
 def _quantiles(numbers: Sequence[float]) -> Floats:
-    """The middles of as many equal parts as INITIAL_CONFIDENCES, in a tenth of the time of `numpy.quantile`."""
+    """Return the middles of as many equal parts as INITIAL_CONFIDENCES, in a tenth of `numpy.quantile`'s time."""
     n = len(INITIAL_CONFIDENCES)
     places = (np.arange(n) + 0.5) / n * (len(numbers) - 1)
     return np.interp(places, np.arange(len(numbers)), sorted(numbers))
@@ -132,23 +134,23 @@ class PassValues:
         pass_ms: float,
         confidences: Sequence[Sequence[float]],
     ) -> None:
-        """`cost`: milliseconds of a step by its number of nodes; `rate`: tokens that a millisecond is worth;
-        `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth.
+        """Compute from the cost of a step by its number of nodes, the tokens that a millisecond is worth (`rate`), the
+        time of a pass, and the confidences of the model's first candidates by depth.
         """
         self._confidences = np.array([_quantiles(each) for each in confidences])
         self._node = [rate * (after - before) for before, after in itertools.pairwise(cost)]
-        # by number of nodes: what passes below a node of each joint probability are worth, less their time
+        # For each number of nodes, what passes below a node of each joint probability are worth, less their time.
         self._below: list[Floats] = [np.zeros(len(_JOINT))] * (len(self._node) + 1)
         for n in range(len(self._node) - 1, -1, -1):
             joint = _JOINT[:, None] * self._confidences[min(n, len(confidences) - 1)]
             self._below[n] = np.maximum(self._added(joint, n).mean(axis=1) - rate * pass_ms, 0.0)
 
     def _added(self, joint: Floats, n: int) -> Floats:
-        """What candidates of these joint probabilities are worth to a tree of `n` nodes; same shape."""
+        """Return what candidates of these joint probabilities are worth to a tree of `n` nodes, in the same shape."""
         return np.maximum(joint - self._node[n] + np.interp(joint, _JOINT, self._below[n + 1]), 0.0)
 
     def of(self, nodes: Sequence[OpenNode], n: int) -> list[float]:
-        """What the answer to each node is worth to a tree of `n` nodes, without the time of the pass. 40 us."""
+        """Return what the answer to each node is worth to a tree of `n` nodes, without the time of the pass. 40 us."""
         if n >= len(self._node):
             return [0.0] * len(nodes)
         deepest = len(self._confidences) - 1
@@ -169,7 +171,7 @@ class DraftModelScheduler:
         self._left = [model_budget.most_ms for model_budget in budgets]
 
     def __call__(self) -> bool:
-        """Takes the time of the pass; 50 us and 10 us for each node without it."""
+        """Ask in one pass, or decide against it in 50 us and 10 us for each node."""
         drafter = self._drafter
         if drafter.failed:
             return False
@@ -178,7 +180,7 @@ class DraftModelScheduler:
             return False
         try:
             answers = drafter.answer([Query(self._budgets[number].text, node.path) for number, node in chosen])
-        except Exception as error:  # costs drafts, never an answer
+        except Exception as error:  # It costs drafts, never an answer.
             drafter.give_up("failed", error)
             return False
         self._stats.waited = 0
@@ -187,7 +189,7 @@ class DraftModelScheduler:
         return True
 
     def _choose(self) -> list[tuple[int, OpenNode]]:
-        """The nodes of the next pass, by request; none if it is not worth its time."""
+        """Choose the nodes of the next pass, by request; none if it is not worth its time."""
         drafter, plan, n = self._drafter, self._plan, len(self._budgets)
         rate = plan.price_of_time
         asked = [
@@ -215,7 +217,7 @@ class DraftModelScheduler:
         price = passes * drafter.pass_ms(len(chosen))
         plain_ms = plan.cost[0] / plan.guaranteed
         waited = not chosen[0][1].path and self._stats.waited * TRIAL_SHARE * plain_ms > price
-        if total <= rate * price and not waited:  # else it is asked only to notice that it has become better
+        if total <= rate * price and not waited:  # After waiting, it is asked to notice that it has become better.
             return []
         requests = {number for number, _ in chosen}
         share = price / len(requests)

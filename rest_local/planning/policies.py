@@ -1,5 +1,4 @@
-"""The policies by name, and those of papers as published: REST, SAM-Decoding, EAGLE-2 and ReSpec, to compare `auto`
-with.
+"""Make policies by name: `auto`, and those of papers as published to compare it with.
 
 The policies of papers draft whatever it costs. Where the papers differ from what this program has:
 
@@ -53,29 +52,30 @@ from rest_local.retrieval.rows import MAX_MATCH
 STORED = ("datastore", "history")
 REST_NODES, REST_LONGEST, REST_SHORTEST, REST_PLACES, REST_TOKENS = 64, 16, 2, 5000, 10
 
-TREE_NODES = 60  # of EAGLE-2 and SAM-Decoding
+TREE_NODES = 60  # EAGLE-2 and SAM-Decoding have the same number.
 SAM_FACTOR, SAM_STATIC_PENALTY = 4, 5
-SAM_THRESHOLD, SAM_CHAIN = 5, 40  # with a drafting model: least match, and tokens of a draft from text
-SAM_SEARCHED = (*STORED, "context")  # SAM-Decoding has no prediction
+SAM_THRESHOLD, SAM_CHAIN = 5, 40  # The least match, and the tokens of a draft from text, with a drafting model.
+SAM_SEARCHED = (*STORED, "context")  # SAM-Decoding has no prediction.
 
 EAGLE2_DEPTH = 6
 
-RESPEC_CERTAIN, RESPEC_LAMBDA, RESPEC_ALPHA = 1.5, 0.5, 0.3  # nats; of the trigger; of the scores
-RESPEC_START = 0.5  # the score of a new place, and the least score of one that is drafted from
-RESPEC_LONGEST, RESPEC_PLACES = 8, 4  # tokens of a draft at score 1; branches
-RESPEC_SEARCHED = SOURCES[: SOURCES.index("edit")]  # the paper searches text as it stands
+RESPEC_CERTAIN, RESPEC_LAMBDA = 1.5, 0.5  # The trigger's threshold in nats, and its lambda.
+RESPEC_ALPHA = 0.3  # The weight of the newest step in a score.
+RESPEC_START = 0.5  # The score of a new place, and the least score of one that is drafted from.
+RESPEC_LONGEST, RESPEC_PLACES = 8, 4  # Tokens of a draft at score 1, and branches.
+RESPEC_SEARCHED = SOURCES[: SOURCES.index("edit")]  # The paper searches text as it stands.
 _CONTEXT = SOURCE_NUMBER["context"]
-_OF_REQUEST = (_CONTEXT, SOURCE_NUMBER["prediction"])  # their text belongs to the request
+_OF_REQUEST = (_CONTEXT, SOURCE_NUMBER["prediction"])  # The text of these belongs to the request.
 
 Path = tuple[int, ...]
-Place = tuple[int, int]  # source, and position in its text
+Place = tuple[int, int]  # A source, and a position in its text.
 
 
 class _Timed(Policy):
     """A policy that looks up and drafts at every step with room for a node."""
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The tree of this step, with the time that it took without the passes of a drafting model."""
+        """Return the tree of this step, with the time that it took without the passes of a drafting model."""
         if at.limit < 1:
             return NOTHING
         text = sources.draft_text
@@ -85,6 +85,7 @@ class _Timed(Policy):
         return Draft(tree, lookup_us=max(0.0, 1e3 * ms))
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
+        """Look up and draft."""
         raise NotImplementedError
 
 
@@ -94,7 +95,7 @@ class Rest(_Timed):
     name = "rest"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(depth=REST_TOKENS, only=STORED)  # more only if all share the longest match
+        found = sources.rows(depth=REST_TOKENS, only=STORED)  # It is more only if all share the longest match.
         longest, members = longest_of(found, REST_LONGEST)
         if any(len(numbers) >= ROWS for _, numbers in members):
             longest, members = longest_of(sources.rows(REST_PLACES, REST_TOKENS, STORED), REST_LONGEST)
@@ -109,7 +110,7 @@ class Sam(_Timed):
     name = "sam"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(depth=TREE_NODES, only=SAM_SEARCHED)  # the paper's automaton counts all places
+        found = sources.rows(depth=TREE_NODES, only=SAM_SEARCHED)  # The paper's automaton counts all places.
         stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
         own = next((rows for rows in found if rows.source == _CONTEXT), None)
         dynamic = own.match[0] if own else 0
@@ -130,11 +131,12 @@ class Sam(_Timed):
 
 
 def _sam_nodes(match: int) -> int:
+    """Return how many nodes a match is worth."""
     return min(TREE_NODES, 1 + SAM_FACTOR * match)
 
 
 def _chain(rows: SourceRows, length: int) -> DraftTree:
-    """The first row, up to the end of its text."""
+    """Make a chain of the first row, up to the end of its text."""
     tree = DraftTree(1)
     node = ROOT
     for token in rows.continuations[0][:length]:
@@ -145,16 +147,16 @@ def _chain(rows: SourceRows, length: int) -> DraftTree:
 
 
 def longest_of(found: Sequence[SourceRows], cap: int) -> tuple[int, Members]:
-    """The length of the longest match, at most `cap`, and the rows that have it; (0, []) without rows."""
+    """Return the length of the longest match, at most `cap`, and the rows that have it; (0, []) without rows."""
     longest = min(max((rows.match[0] for rows in found), default=0), cap)
     return longest, [(rows, range(sum(match >= longest for match in rows.match))) for rows in found]
 
 
 def most_frequent(members: Members, limit: int, leaves: int) -> DraftTree:
-    """The `limit` beginnings that most rows share, as a tree of at most `leaves` leaves. The probability of a node is
-    the share of the rows that pass through it.
+    """Make a tree of the `limit` beginnings that most rows share, with at most `leaves` leaves.
 
-    Every prefix of a frequent beginning is at least as frequent, so the most frequent first means parents first.
+    The probability of a node is the share of the rows that pass through it. Every prefix of a frequent beginning is at
+    least as frequent, so the most frequent first means parents first.
     """
     tree = DraftTree(leaves)
     total = sum(len(numbers) for _, numbers in members)
@@ -175,7 +177,7 @@ def most_frequent(members: Members, limit: int, leaves: int) -> DraftTree:
 
 
 def _next(members: Members, depth: int) -> dict[int, tuple[int, int, Members]]:
-    """For each next token: the number of rows that contain it there, the first such source, and the rows."""
+    """Return for each next token the number of rows that contain it there, the first such source, and the rows."""
     found: dict[int, tuple[int, int, Members]] = {}
     for rows, numbers in members:
         if depth >= rows.depth:
@@ -184,7 +186,7 @@ def _next(members: Members, depth: int) -> dict[int, tuple[int, int, Members]]:
         groups: dict[int, list[int]] = {}
         for number in numbers:
             groups.setdefault(column[number], []).append(number)
-        groups.pop(-1, None)  # the end of a document
+        groups.pop(-1, None)  # Documents end there.
         for token, own in groups.items():
             count, source, below = found.get(token, (0, rows.source, []))
             found[token] = (count + len(own), source, [*below, (rows, own)])
@@ -192,8 +194,10 @@ def _next(members: Members, depth: int) -> dict[int, tuple[int, int, Members]]:
 
 
 def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
-    """The tree of the drafting model, empty where it gives none: it fails, or has no room for the text. Takes at most
-    EAGLE2_DEPTH passes; a text with many missing tokens is caught up with once a step, and drafted from afterwards.
+    """Let the drafting model make a tree, empty where it fails or has no room for the text.
+
+    It takes at most EAGLE2_DEPTH passes. A text with many missing tokens is caught up with once a step, and drafted
+    from afterwards.
     """
     tree = DraftTree(at.leaves)
     text = sources.draft_text
@@ -201,7 +205,7 @@ def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
         return tree
     try:
         found = _expand(text, at) if text.caught_up(math.inf) else {}
-    except Exception as error:  # costs drafts, never an answer
+    except Exception as error:  # It costs drafts, never an answer.
         text.drafter.give_up("failed", error)
         found = {}
     nodes: dict[Path, int] = {(): ROOT}
@@ -215,11 +219,11 @@ def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
 
 
 def _expand(text: DraftText, at: StepContext) -> dict[Path, float]:
-    """Paths that the model drafts, each with its joint confidence."""
+    """Return paths that the model drafts, each with its joint confidence."""
     width = min(BRANCHES, at.leaves)
     found: dict[Path, float] = {}
     level: dict[Path, float] = {(): 1.0}
-    for _ in range(min(EAGLE2_DEPTH, at.limit)):  # a path has a node for each level
+    for _ in range(min(EAGLE2_DEPTH, at.limit)):  # A path has a node for each level.
         asked = sorted(level, key=lambda path: -level[path])[:width]
         answers = text.drafter.answer([Query(text, path) for path in asked])
         level = {
@@ -242,17 +246,16 @@ class Candidate(NamedTuple):
 
 
 class ReSpec(_Timed):
-    """ReSpec. Scores of stored text are kept from one request to the next. `trigger`: leaves lookups out where the
-    target is uncertain.
-    """
+    """ReSpec. Scores of stored text are kept from one request to the next."""
 
     name = "respec"
 
     def __init__(self, *, trigger: bool = True) -> None:
+        """Begin without scores. With `trigger`, lookups are left out where the target is uncertain."""
         self.watches_entropy = trigger
         self._scores: dict[Place, float] = {}
-        self._own: dict[Place, float] = {}  # scores of places in the request's own text
-        self._proposed: list[tuple[Candidate, int]] = []  # with the number of its tokens that were submitted
+        self._own: dict[Place, float] = {}  # Scores of places in the request's own text.
+        self._proposed: list[tuple[Candidate, int]] = []  # With the number of its tokens that were submitted.
 
     def fork(self) -> ReSpec:
         """Make the policy of another request; forks share the scores of stored text."""
@@ -263,12 +266,12 @@ class ReSpec(_Timed):
     def begin(self, n_ctx: int) -> None:
         """Start a new request, and drop the scores of the previous request's text."""
         self._own.clear()
-        if len(self._scores) > 100_000:  # places
+        if len(self._scores) > 100_000:
             self._scores.clear()
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The chosen places as branches of one tree; without a lookup if the target is uncertain. The tree of a
-        drafting model, if there is one and there are no such places.
+        """Return the chosen places as branches of one tree, without a lookup if the target is uncertain. It is the tree
+        of a drafting model if there is one and there are no such places.
         """
         self._proposed = []
         if at.limit and self.watches_entropy and not certain(at.entropies):
@@ -283,7 +286,7 @@ class ReSpec(_Timed):
         return tree if len(tree) else eagle2_tree(sources, at)
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """S <- (1 - alpha) S + alpha x accepted/proposed, for each place. One that was not submitted is scored by the
+        """Score each place: S <- (1 - alpha) S + alpha x accepted/proposed. One that was not submitted is scored by the
         tokens that are known.
         """
         for (place, continuation, score), submitted in self._proposed:
@@ -294,11 +297,11 @@ class ReSpec(_Timed):
             self._of(place)[place] = (1 - RESPEC_ALPHA) * score + RESPEC_ALPHA * share
 
     def _of(self, place: Place) -> dict[Place, float]:
-        """The scores that hold `place`: those of the request's own text are kept apart."""
+        """Return the scores that hold `place`: those of the request's own text are kept apart."""
         return self._own if place[0] in _OF_REQUEST else self._scores
 
     def _choose(self, found: Sequence[SourceRows]) -> Iterator[Candidate]:
-        """The longest matches, of equal ones the better score first; each continuation once."""
+        """Yield the longest matches, of equal ones the better score first; each continuation once."""
         ranked: list[tuple[int, float, int, Place, list[int]]] = []
         for rows in found:
             for number, (match, position) in enumerate(zip(rows.match, rows.positions.tolist(), strict=True)):
@@ -318,7 +321,7 @@ class ReSpec(_Timed):
 
 
 def certain(entropies: Sequence[float]) -> bool:
-    """Whether to make a lookup, by the entropies of the newest tokens (newest last); yes if none is known."""
+    """Return True if the entropies of the newest tokens (newest last) allow a lookup, or none is known."""
     means = [sum(entropies[-k:]) / k for k in range(1, min(NEWEST, len(entropies)) + 1)]
     if not means:
         return True
@@ -350,5 +353,5 @@ POLICIES = tuple(_MAKERS)
 
 
 def make_policy(name: str, curve: CostCurve) -> Policy:
-    """A new policy over a cost curve. Raises KeyError if `name` is not in POLICIES."""
+    """Make a policy over a cost curve. Raises KeyError if `name` is not in POLICIES."""
     return _MAKERS[name](curve)

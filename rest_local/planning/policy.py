@@ -21,35 +21,51 @@ from rest_local.drafting.tree import Draft, DraftTree, Force
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NOTHING = Draft(DraftTree())  # the draft of every step that drafts nothing and looks nothing up: it is never changed
-NEWEST = 3  # newest tokens whose entropies are kept: ReSpec's trigger looks no further back
+NOTHING = Draft(DraftTree())  # The draft of every step that drafts nothing and looks nothing up. It is never changed.
+NEWEST = 3  # So many entropies of the newest tokens are kept: ReSpec's trigger looks no further back.
 
 
 class Checkpoint(NamedTuple):
-    """What a draft of more than `free` nodes costs in addition: it cannot be taken back without a checkpoint."""
+    """What a draft of more than `free` nodes costs in addition: it cannot be taken back without a checkpoint.
 
-    free: int  # nodes
-    ms: float = 0.0  # of one, and of going back to it times how often that was needed
-    rejected: float = 0.0  # how often that was needed
-    again: float = 0.0  # tokens that were then evaluated again
+    `ms` is the time of one, and of going back to it times how often that was needed (`rejected`). Then `again` tokens
+    were evaluated again.
+    """
+
+    free: int
+    ms: float = 0.0
+    rejected: float = 0.0
+    again: float = 0.0
 
 
 NO_CHECKPOINT = Checkpoint(LARGEST)
 
 
 class StepContext(NamedTuple):
-    """What a policy knows before a step."""
+    """What a policy knows before a step.
 
-    n_ctx: int  # tokens in the KV cache, which attention reads
-    limit: int  # most nodes that can be submitted; 0 if the model cannot verify any
-    leaves: int  # most branches; 1 if only chains can be verified
-    entropies: Sequence[float] = ()  # nats, of the distributions of the newest tokens, newest last; NEWEST at most
-    n_other: int = 0  # roots of other requests in the same forward pass
-    entropy_ms: float = 0.0  # that entropies delayed the last step: while a device computes, only copying the row
-    forced: Force | None = None  # if the request has a grammar
-    newest: PrecedingBigram = NO_BIGRAM  # the two newest tokens, the root last
-    n_again: int = 0  # tokens that the pass evaluates again, for drafts that were rejected before
-    checkpoint: Checkpoint = NO_CHECKPOINT  # that a longer draft needs
+    - `n_ctx`: tokens in the KV cache, which attention reads.
+    - `limit`: most nodes that can be submitted, 0 if the model cannot verify any; `leaves`: most branches, 1 if only
+      chains can be verified.
+    - `entropies`: those of the distributions of the newest tokens in nats, newest last, NEWEST at most. `entropy_ms`:
+      how long they delayed the last step. While a device computes, that is only the copy of the row.
+    - `n_other`: roots of other requests in the same forward pass.
+    - `forced`: tells what the grammar of the request allows only one way.
+    - `newest`: the two newest tokens, the root last.
+    - `n_again`: tokens that the pass evaluates again, for drafts that were rejected before.
+    - `checkpoint`: what a longer draft needs.
+    """
+
+    n_ctx: int
+    limit: int
+    leaves: int
+    entropies: Sequence[float] = ()
+    n_other: int = 0
+    entropy_ms: float = 0.0
+    forced: Force | None = None
+    newest: PrecedingBigram = NO_BIGRAM
+    n_again: int = 0
+    checkpoint: Checkpoint = NO_CHECKPOINT
 
 
 class StepCost(NamedTuple):
@@ -87,7 +103,7 @@ class Policy:
     """
 
     name: str
-    watches_entropy = False  # whether `StepContext.entropies` is worth computing
+    watches_entropy = False  # True while `StepContext.entropies` is worth computing.
 
     def fork(self) -> Self:
         """Make the policy of another request. Forks share what is learned, but not the budget. One that holds nothing
@@ -99,19 +115,20 @@ class Policy:
         """Start a new request of `n_ctx` prompt tokens."""
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
+        """Return the tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
         return NOTHING
 
     def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[Sequence[int], int]:
         """Grow the trees of drafts with a `growth` to `limit` nodes in total, in a pass of 1 + `n_other` requests.
+
         Returns the number of the draft that each node was added to, and how many of these nodes to submit. Raises
         TreeFailed.
         """
         return (), 0
 
     def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
-        """While the step of the last `draft` is computed: make the next draft for the case that it gives `tokens`. If
-        it does, `draft` returns what it would have returned otherwise, sooner. `at`: of the last `draft`.
+        """Make the next draft while the step of the last one, which was made with `at`, is computed, for the case that
+        it gives `tokens`. If it does, `draft` returns what it would have returned otherwise, sooner.
         """
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:

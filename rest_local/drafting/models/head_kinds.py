@@ -170,7 +170,10 @@ class Eagle3(Head):
     shift = 1
 
     def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int) -> None:
-        """Raises ModelError if llama.cpp cannot compute with the head, OptionError for the head of another model."""
+        """Draft with `model`.
+
+        Raises ModelError if llama.cpp cannot compute with the head, OptionError for the head of another model.
+        """
         self.target_model = target_model
         if lacking := states.missing((*states.NEXTN, *states.LAYERS)):
             raise ModelError(
