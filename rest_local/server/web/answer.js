@@ -24,6 +24,7 @@ class Answer {
     this.tokens = 0;
     this.content = this.thought = "";
     this.timings = this.draft = this.reason = this.progress = null;
+    this.plainMs = 0; // what a token takes without drafting, if that was measured for this answer
     this.began = this.latest = 0;
     this.text = make("div", "text");
     this.text.setAttribute("role", "group");
@@ -140,20 +141,20 @@ class Answer {
 
   /** What is kept of it: plain data. */
   kept() {
-    const { content, thought, timings, draft, how = null, request } = this, { temperature, seed, model } = request.body;
+    const { content, thought, timings, draft, plainMs, how = null, request } = this, { temperature, seed, model } = request.body;
     const steps = this.tokens && this.tokens <= MOST_KEPT
       ? this.steps.map(step => step.map(({ token: { text, source, file, line, match, probability } }) => {
         const fields = { text, source, file, line, match, probability };
         return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
       })) : null;
-    return { content, thought, timings, draft, reason: how, steps, asked: { temperature, seed, model }, model: request.model };
+    return { content, thought, timings, draft, plainMs, reason: how, steps, asked: { temperature, seed, model }, model: request.model };
   }
 
   /** An answer that was kept. */
   static from(message) {
     const answer = new Answer({ path: CHAT, body: message.asked || {}, model: message.model });
-    const { content, thought = "", timings, draft, reason, steps } = message;
-    Object.assign(answer, { content, thought, timings, draft, reason });
+    const { content, thought = "", timings, draft, plainMs = 0, reason, steps } = message;
+    Object.assign(answer, { content, thought, timings, draft, plainMs, reason });
     if (steps) for (const step of steps) answer.addStep(step.map(token => ({ probability: null, ...token })));
     else answer.write(thought + content);
     answer.finish(reason || "unfinished");

@@ -1,54 +1,59 @@
 "use strict";
-// The conversation that is open: its messages on the page, its branches, editing and answering anew.
+// The conversation that is open: its messages on the page, asking, editing and answering anew.
 
-/** A conversation: `row` is what is stored of it, null before its first message. */
-const newTalk = () => ({ id: newId(), row: null, messages: new Map(), leaf: null, system: "" });
-let talk = newTalk(); // the open one
-let views = new Map(); // id of a message -> { element, stamp, tools }
-const written_here = new Map(); // id of an answer -> Answer that this tab wrote, with all of its steps
+const store = new Store();
+const newTalk = () => ({ row: { id: newId(), title: "", system: "", created: now(), changed: now() }, messages: [] });
+let talk = newTalk(); // the open conversation
+let views = new Map(); // id of a message -> { element, tools, answer or asked }
+const answersHere = new Map(); // id of a message -> its Answer, if this tab has written it: all of its steps are known
 const chatLog = $("chat").querySelector(".log");
 
 const USER_SHOWN = 20_000; // characters of a question that are shown
 
-/** Shows another conversation, or a new one. */
+/** Show another conversation, or a new one. */
 function show(other) {
   talk = other;
   views = new Map();
-  $("system").value = talk.system;
+  $("system").value = talk.row.system;
   for (const child of chatLog.querySelectorAll(":scope > :not(.empty)")) child.remove();
-  stored("sessionStorage", "rest-local-open", talk.row ? talk.id : "");
+  stored("sessionStorage", "rest-local-open", talk.row.id);
   if (!running) $("status").textContent = "";
   render();
   markOpen();
-  const answers = pathTo(talk.messages, talk.leaf).filter(each => each.role === "assistant" && views.get(each.id).answer);
-  shown = answers.length ? views.get(answers.at(-1).id).answer : null;
+  shown = talk.messages.map(each => views.get(each.id).answer).findLast(Boolean) || null;
   repaint();
   chatLog.lastElementChild.scrollIntoView({ block: "end" });
 }
 
-/** Brings the page to what `talk` says. Elements that stay are not moved, so that the focus stays too. */
+/** Mark the open conversation in the list. */
+function markOpen() {
+  for (const row of $("conversations").querySelectorAll("button")) {
+    if (row.dataset.id === talk.row.id) row.setAttribute("aria-current", "true");
+    else row.removeAttribute("aria-current");
+  }
+}
+
+/** Bring the page to what `talk` says. Elements that stay are not moved, so that the focus stays too. */
 function render() {
-  const path = pathTo(talk.messages, talk.leaf), elements = path.map(viewOf), wanted = new Set(elements);
+  const { row, messages } = talk, elements = messages.map(viewOf), wanted = new Set(elements);
   const empty = chatLog.querySelector(".empty");
   for (const child of [...chatLog.children]) if (child !== empty && !wanted.has(child)) child.remove();
   elements.forEach((element, place) => {
     if (chatLog.children[place + 1] !== element) chatLog.insertBefore(element, chatLog.children[place + 1] || null);
   });
-  empty.hidden = path.length > 0;
-  path.forEach(tools);
+  empty.hidden = messages.length > 0;
+  messages.forEach(tools);
   paintBlocks();
-  $("title-row").hidden = !talk.row;
-  $("title").textContent = talk.row ? oneLine(talk.row.title, 120) : "";
-  document.title = talk.row ? `${oneLine(talk.row.title, 60)} – rest-local` : "rest-local";
+  $("title-row").hidden = !messages.length;
+  $("title").value = oneLine(row.title, 200);
+  document.title = messages.length ? `${oneLine(row.title, 60)} – rest-local` : "rest-local";
 }
 
-/** The element of a message, made anew where another tab has changed the message. */
 function viewOf(message) {
-  const stamp = `${message.content.length} ${message.reason || ""}`, known = views.get(message.id);
-  const mine = written_here.get(message.id);
-  if (known && (known.stamp === stamp || mine)) return known.element;
-  const view = message.role === "user" ? userView(message) : answerView(mine || Answer.from(message));
-  views.set(message.id, { ...view, stamp });
+  const known = views.get(message.id);
+  if (known) return known.element;
+  const view = message.role === "user" ? userView(message) : answerView(answersHere.get(message.id) || Answer.from(message));
+  views.set(message.id, view);
   return view.element;
 }
 
@@ -68,87 +73,100 @@ function userView(message) {
   return { element, tools: row, asked };
 }
 
-/** The buttons below a message. */
+/** Make the buttons below a message. */
 function tools(message) {
-  const view = views.get(message.id), { answer } = view, of = message.role === "user" ? "message" : "answer";
-  const made = [...branches(message)];
+  const view = views.get(message.id), { answer } = view, asks = message.role === "user", isLast = message === talk.messages.at(-1);
+  const made = [];
   const busy = (text, act) => {
     const each = button(text, act);
     each.classList.add("idle");
     each.disabled = Boolean(running);
-    return each;
+    made.push(each);
   };
-  const copy = copyButton(() => message.role === "user" ? message.content : (answer.content || message.content), `Copy this ${of}`);
+  const copy = copyButton(() => asks ? message.content : (answer.content || message.content), `Copy this ${asks ? "message" : "answer"}`);
   if (copy) made.push(copy);
-  const writing = running && running.answer === answer;
-  if (message.role === "user") {
-    made.push(busy("Edit", () => edit(message)));
-    if (!childrenOf(talk.messages, message.id).length && !running) made.push(busy("Answer", () => respond(message.id)));
-  } else if (!writing) {
-    made.push(busy("Regenerate", () => respond(message.parent)));
+  if (asks) {
+    busy("Edit", () => edit(message));
+    if (isLast && !running) busy("Answer", () => respond(talk.messages));
+  } else if (!(running && running.answer === answer)) {
+    if (isLast) busy("Regenerate", regenerate);
     if (answer.how && answer.how !== "failed" && answer.drafts && answer.request.body.stream) {
-      made.push(busy("Run again without drafting", event => compare(answer, event.target)));
+      busy("Run again without drafting", async event => {
+        const of = talk;
+        await compare(answer, event.target);
+        await store.save(of, [Object.assign(message, answer.kept())]);
+      });
     }
   }
-  const focused = [...view.tools.children].indexOf(document.activeElement);
-  const name = focused >= 0 ? nameOf(document.activeElement) : "";
+  const focused = view.tools.contains(document.activeElement) ? nameOf(document.activeElement) : "";
   view.tools.replaceChildren(...made);
-  if (name) (made.flatMap(each => [each, ...each.querySelectorAll("button")]).find(each => nameOf(each) === name) || chatLog).focus();
+  if (focused) (made.find(each => nameOf(each) === focused) || chatLog).focus();
 }
 
 const nameOf = each => each.getAttribute("aria-label") || each.textContent;
 
-// ---- Branches ----------------------------------------------------------------------------------------------------
+// ---- Asking ------------------------------------------------------------------------------------------------------
 
-/** ‹ 2/3 › where a message has other versions. */
-function branches(message) {
-  const versions = childrenOf(talk.messages, message.parent), at = versions.indexOf(message);
-  if (versions.length < 2) return [];
-  const step = (by, sign, label) => {
-    const made = button(sign, () => toVersion(versions[at + by], label), label);
-    made.disabled = !versions[at + by];
-    return made;
-  };
-  const place = make("span", "place-of", `${at + 1}/${versions.length}`);
-  place.setAttribute("aria-label", `Version ${at + 1} of ${versions.length}`);
-  place.setAttribute("role", "img");
-  const group = make("span", "branches", step(-1, "‹", "Previous version"), place, step(1, "›", "Next version"));
-  group.setAttribute("role", "group");
-  group.setAttribute("aria-label", "Versions");
-  return [group];
+/** Return the text between fences that it does not contain. */
+function fenced(text, info) {
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(found => found[0].length));
+  const ticks = "`".repeat(longest + 1);
+  return `${ticks}${info}\n${text}${text.endsWith("\n") ? "" : "\n"}${ticks}`;
 }
 
-function toVersion(message, label) {
-  talk.leaf = newestBelow(talk.messages, message.id);
-  render();
-  store.save(talk.id, { leaf: talk.leaf }, [], whole(talk));
-  const buttons = [...views.get(message.id).tools.querySelectorAll(".branches button")];
-  (buttons.find(each => nameOf(each) === label && !each.disabled) || buttons.find(each => !each.disabled)).focus();
+/** Return the text of a message, with its attached files and their names first. */
+function textOf({ content, files = [] }) {
+  const texts = files.filter(file => file.kind === "text");
+  const parts = texts.map(file => `${file.name}:\n${fenced(file.text, /\.(\w{1,12})$/.exec(file.name)?.[1] || "")}\n`);
+  return [...parts, ...(content || !parts.length ? [content] : [])].join("\n");
 }
 
-// ---- Editing -----------------------------------------------------------------------------------------------------
+function sentMessages({ row, messages }) {
+  const sent = messages.map(message => {
+    const text = textOf(message), images = (message.files || []).filter(file => file.kind === "image");
+    const parts = images.map(image => ({ type: "image_url", image_url: { url: image.url } }));
+    return { role: message.role, content: images.length ? [...parts, { type: "text", text }] : text };
+  });
+  return row.system.trim() ? [{ role: "system", content: row.system }, ...sent] : sent;
+}
 
-/** Lets the user write another version of a message; the old one stays as a branch. */
-function edit(message) {
+const question = (content, files) =>
+  ({ id: newId(), conversation: talk.row.id, role: "user", content, files, created: now() });
+const titleOf = (content, files) => (content.trim().split("\n", 1)[0] || files[0].name).slice(0, 80);
+
+function ask() {
+  const content = $("message").value, files = attached;
+  if (running || !content.trim() && !files.length) return;
+  if (!talk.messages.length) talk.row.title = titleOf(content, files);
+  $("message").value = "";
+  attached = [];
+  showAttached();
+  respond([...talk.messages, question(content, files)], () => {
+    $("message").value = $("message").value || content;
+    if (!attached.length) attached = files;
+    showAttached();
+  });
+}
+
+/** Let the user write another version of a message. It replaces the old one and all that follows. */
+function edit(message, text = message.content) {
   const { asked, element } = views.get(message.id), field = make("textarea"), act = make("div", "act");
   if (element.querySelector("textarea")) return;
-  field.value = message.content;
-  field.rows = Math.min(12, message.content.split("\n").length + 1);
+  field.value = text;
+  field.rows = Math.min(12, text.split("\n").length + 1);
   field.setAttribute("aria-label", "Another version of this message");
   const close = () => {
     field.remove();
     act.remove();
     asked.hidden = false;
-    const again = [...element.querySelectorAll(".tools button")].find(each => each.textContent === "Edit");
-    if (again) again.focus();
+    [...element.querySelectorAll(".tools button")].find(each => each.textContent === "Edit")?.focus();
   };
   const send = () => {
     if (running || !field.value.trim() && !(message.files || []).length) return;
+    const before = talk.messages.slice(0, talk.messages.indexOf(message)), version = question(field.value, message.files);
     close();
-    const version = { ...message, id: newId(), created: now(), content: field.value };
-    keep(talk, version);
     $("message").focus();
-    respond(version.id);
+    respond([...before, version], () => edit(message, version.content));
   };
   field.addEventListener("keydown", event => {
     if (event.isComposing) return;
@@ -156,99 +174,42 @@ function edit(message) {
     if (event.key === "Escape") { event.stopPropagation(); close() }
   });
   act.append(button("Send", send), button("Cancel", close));
+  act.append(make("span", "hint", "The new version replaces this message and everything below it."));
   asked.hidden = true;
   asked.after(field, act);
   field.focus();
 }
 
-// ---- Asking ------------------------------------------------------------------------------------------------------
-
-/** Adds a message to a conversation, here and in the store. */
-function keep(of, message) {
-  of.messages.set(message.id, message);
-  of.leaf = message.id;
-  const fields = { leaf: of.leaf, changed: now(), ...(of.isNew ? of.row : {}) };
-  of.isNew = false;
-  Object.assign(of.row, fields);
-  return store.save(of.id, fields, [message], whole(of)).then(listConversations);
+/** Answer the newest message anew. */
+function regenerate() {
+  const { messages } = talk, asked = messages.findLastIndex(each => each.role === "user");
+  if (!running && messages.at(-1)?.role === "assistant") respond(messages.slice(0, asked + 1));
 }
 
-/** A conversation as it is stored. */
-const whole = of => ({ row: of.row, messages: [...of.messages.values()] });
-
-function ask() {
-  const content = $("message").value, files = attached;
-  if (running || !content.trim() && !files.length) return;
-  const first = !talk.row, before = talk.leaf, asked = talk;
-  if (first) Object.assign(talk, { isNew: true, row: { id: talk.id, title: titleOf(content, files), system: talk.system, created: now() } });
-  const message = { id: newId(), conversation: talk.id, parent: before, role: "user", content, files, created: now() };
-  keep(talk, message);
-  $("message").value = "";
-  attached = [];
-  showAttached();
-  stored("sessionStorage", "rest-local-open", talk.id);
-  render();
-  respond(message.id, () => { // nothing came: as if it had not been sent
-    asked.messages.delete(message.id);
-    asked.leaf = before;
-    if (first) asked.row = null;
-    if (talk === asked) render();
-    $("message").value = $("message").value || content;
-    if (!attached.length) attached = files;
-    showAttached();
-    if (first) stored("sessionStorage", "rest-local-open", "");
-    const gone = first ? store.remove([asked.id]) : store.forget(asked.id, [message.id]);
-    gone.then(listConversations);
-  });
-}
-
-const titleOf = (content, files) => (content.trim().split("\n", 1)[0] || files[0].name).slice(0, 80);
-
-/** Lets the model answer a message. `undo`: what to do where not a word came. */
-async function respond(parent, undo = null) {
+/** Let the model answer `messages`, which become the open conversation. The messages that they replace are deleted when
+    the first word comes. If none comes, they are back, and `undo` is called. */
+async function respond(messages, undo = () => {}) {
   if (running) return;
-  const asked = talk, path = pathTo(talk.messages, parent), before = talk.leaf;
-  const body = { messages: sentMessages(path, talk.system), ...common() };
+  const asked = talk, before = talk.messages;
+  const added = messages.filter(each => !before.includes(each)), dropped = before.filter(each => !messages.includes(each)).map(each => each.id);
+  const body = { messages: sentMessages({ row: asked.row, messages }), ...common() };
   const answer = new Answer({ path: CHAT, body, model: server.model });
-  const message = { id: newId(), conversation: talk.id, parent, role: "assistant", created: now(), ...answer.kept() };
-  written_here.set(message.id, answer);
-  talk.messages.set(message.id, message);
-  talk.leaf = message.id;
+  const message = { id: newId(), conversation: asked.row.id, role: "assistant", created: now(), ...answer.kept() };
+  answersHere.set(message.id, answer);
+  asked.messages = [...messages, message];
+  asked.row.changed = now();
+  stored("sessionStorage", "rest-local-open", asked.row.id);
   render();
-  const save = () => {
-    if (asked.deleted) return;
-    Object.assign(message, answer.kept());
-    return keep(asked, message);
-  };
-  await perform(answer, chatLog, { talk: asked, save });
-  if (!answer.content && !answer.thought && !answer.reason) {
-    asked.messages.delete(message.id);
-    written_here.delete(message.id);
-    asked.leaf = before;
-    if (undo) undo();
+  if (added.length) store.save(asked, added);
+  await perform(answer, chatLog, { talk: asked, save: async () => {
+    if (!asked.deleted) await store.save(asked, [Object.assign(message, answer.kept())], dropped);
+  } });
+  if (!answer.content && !answer.thought && !answer.reason && !asked.deleted) {
+    asked.messages = before;
+    if (before.length) store.save(asked, [], added.map(each => each.id));
+    else store.remove([asked.row.id]);
   }
-  if (talk === asked) render();
-}
-
-/** The newest answer below a message that ends a branch, or the message. A question that another tab has asked appears
-    here with its answer only, so that nothing from here comes between them. */
-function answeredBelow(messages, id) {
-  return pathTo(messages, newestBelow(messages, id)).findLast(each => each.role === "assistant" || each.id === id)?.id;
-}
-
-/** What another tab has written appears here. */
-async function refresh() {
-  const asked = talk, rows = await store.messages(asked.id), conversations = await store.list();
-  if (talk !== asked || !asked.row) return;
-  const busy = running && running.talk === asked;
-  const mine = [...asked.messages.values()].filter(each => busy || written_here.has(each.id)); // perhaps not yet stored
-  const wasLast = answeredBelow(asked.messages, asked.leaf) === asked.leaf;
-  asked.messages = new Map([...mine, ...rows].map(row => [row.id, row]));
-  for (const each of mine) asked.messages.set(each.id, each);
-  const row = conversations.find(each => each.id === asked.id);
-  if (row) asked.row = { ...row, leaf: asked.leaf };
-  if (row && row.system !== asked.system && document.activeElement !== $("system")) $("system").value = asked.system = row.system;
-  if (!asked.messages.has(asked.leaf)) asked.leaf = newestBelow(asked.messages, null);
-  else if (wasLast && !busy) asked.leaf = answeredBelow(asked.messages, asked.leaf);
+  if (talk !== asked) return;
   render();
+  if (asked.messages === before) undo();
 }

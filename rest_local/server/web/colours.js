@@ -34,7 +34,7 @@ class Places {
 const paints = Boolean(window.CSS && CSS.highlights);
 if (paints) {
   hljs.configure({ __emitter: Places });
-  for (const name of [...new Set(Object.values(PAINTS)), "found"]) CSS.highlights.set(name, painted[name] = new Highlight());
+  for (const name of new Set(Object.values(PAINTS))) CSS.highlights.set(name, painted[name] = new Highlight());
 }
 
 /** The ranges of places in the text of elements, which follow each other. */

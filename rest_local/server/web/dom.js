@@ -67,7 +67,7 @@ function stored(kind, name, value) {
   }
 }
 
-// ---- Copying and saving ------------------------------------------------------------------------------------------
+// ---- Copying ----------------------------------------------------------------------------------------------------
 
 /** A button that copies what `text` returns. Null where the browser has no clipboard: plain HTTP from another machine.
     Its word comes from the style sheet, because it may lie in the middle of an answer, whose text it is no part of. */
@@ -80,13 +80,4 @@ function copyButton(text, label) {
   }, label);
   made.dataset.says = "Copy";
   return made;
-}
-
-/** Saves text as a file of the user's. */
-function download(name, text, type) {
-  const link = make("a");
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

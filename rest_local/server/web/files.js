@@ -75,7 +75,7 @@ function showAttached(focus = -1) {
 function chipOf(file) {
   const chip = make("span", "chip", oneLine(file.name, 60));
   if (file.kind === "text") chip.append(make("span", "small", ` ${sizeText(new Blob([file.text]).size)}`));
-  else if (IMAGE.test(file.url)) {
+  else {
     const picture = make("img");
     picture.src = file.url;
     picture.alt = `Image ${oneLine(file.name, 60)}`;

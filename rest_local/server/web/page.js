@@ -134,21 +134,17 @@ for (const name of [...KEPT, ...OF_TAB]) {
     if (name === "key") connect();
   });
 }
-$("system").addEventListener("input", () => { talk.system = $("system").value });
-$("system").addEventListener("change", () => {
-  if (!talk.row) return;
-  talk.row.system = talk.system;
-  store.save(talk.id, { system: talk.system }, [], whole(talk));
-});
+$("system").addEventListener("input", () => { talk.row.system = $("system").value });
+$("system").addEventListener("change", () => { if (talk.messages.length) store.save(talk, []) });
 $("options").addEventListener("submit", event => event.preventDefault());
 
 // ---- Keyboard ----------------------------------------------------------------------------------------------------
 
 /** The newest message of one role on the page. */
-const newest = role => pathTo(talk.messages, talk.leaf).findLast(each => each.role === role);
+const newest = role => talk.messages.findLast(each => each.role === role);
 
 function neighbour(by) {
-  const at = rows.findIndex(row => row.id === talk.id), to = at < 0 ? (by > 0 ? 0 : -1) : at + by;
+  const at = rows.findIndex(row => row.id === talk.row.id), to = at < 0 ? (by > 0 ? 0 : -1) : at + by;
   if (rows[to]) openConversation(rows[to].id);
 }
 
@@ -158,12 +154,11 @@ const SHORTCUTS = { // with Alt and Shift: the code of a key -> its name, what i
     openPanel("list");
     ($("conversations").querySelector("[aria-current]") || $("conversations").querySelector("button") || $("fresh")).focus();
   }],
-  KeyF: ["F", "Search all conversations", () => { openPanel("list"); $("find").focus() }],
   ArrowDown: ["↓", "Older conversation", () => neighbour(1)],
   ArrowUp: ["↑", "Newer conversation", () => neighbour(-1)],
   KeyM: ["M", "Write a message", () => { select("chat"); $("message").focus() }],
   KeyE: ["E", "Edit the newest message", () => { const message = newest("user"); if (message && !running) edit(message) }],
-  KeyR: ["R", "Regenerate the newest answer", () => { const message = newest("assistant"); if (message && !running) respond(message.parent) }],
+  KeyR: ["R", "Regenerate the newest answer", regenerate],
   KeyA: ["A", "Go to the newest answer", () => { const message = newest("assistant"); if (message) views.get(message.id).answer.text.querySelector("[tabindex='0']")?.focus() }],
   KeyS: ["S", "Go to the settings", () => { openPanel("side"); $("settings").open = true; $("system").focus() }],
   KeyK: ["K", "This list", () => $("shortcuts").showModal()],
@@ -201,7 +196,5 @@ setPlain(stored("localStorage", "rest-local-plain") === "yes");
 select("chat");
 connect();
 $("message").focus();
-listConversations().then(() => {
-  const open = stored("sessionStorage", "rest-local-open");
-  if (open && !talk.row) openConversation(open);
-});
+followStore();
+openConversation(stored("sessionStorage", "rest-local-open"));

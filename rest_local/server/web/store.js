@@ -1,20 +1,19 @@
 "use strict";
-// Conversations in the browser's IndexedDB, and the news of other tabs. Knows nothing of how they are shown.
+// Conversations in the browser's IndexedDB. Knows nothing of how they are shown.
 //
-// A conversation is a row { id, title, system, leaf, created, changed }; each of its messages is a row of its own
-// { id, conversation, parent, role, content, created, ... } that only the tab which wrote it writes again. So two tabs
-// that write to one conversation add to it, and neither deletes what the other wrote. The last one to write decides about
-// the title and the branch that is shown first.
+// A conversation is { row, messages }. Its row is { id, title, system, created, changed }. Each message is a row of its
+// own, { id, conversation, role, content, created, ... }, and messages follow each other in the order of `created`.
 //
-// What cannot be stored (a private window, a full disk) is kept in memory and tried again with the next write.
+// Conversations that cannot be stored (a private window, a full disk) stay in memory and are tried again with the next
+// write. The store sends the event "change" when the list of conversations is out of date.
 
 const DATABASE = "rest-local", VERSION = 1;
 
-/** A name that no other tab takes. (`randomUUID` is missing where the page came over plain HTTP from another machine.) */
+/** `randomUUID` is missing where the page came over plain HTTP from another machine. */
 const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(each => each.toString(16).padStart(2, "0")).join("");
 
 let latest = 0;
-/** The time in milliseconds; later than each before, so that it orders messages. */
+/** Return the time in milliseconds, later than each time before, so that it orders messages. */
 const now = () => latest = Math.max(latest + 1, Date.now());
 
 const settled = request => new Promise((resolve, reject) => {
@@ -27,17 +26,11 @@ const completed = transaction => new Promise((resolve, reject) => {
   transaction.onabort = () => reject(transaction.error || new DOMException("aborted", "AbortError"));
 });
 
-class Store {
-  /** `changed(ids, gone)`: another tab wrote these conversations, or deleted them. `failed(text)`: nothing is stored for
-      this reason; null when it works again. */
-  constructor(changed, failed) {
-    this.unsaved = { conversations: new Map(), messages: new Map() }; // rows on their way, or that could not be stored
-    this.failed = failed;
-    this.problem = null;
-    try {
-      this.channel = new BroadcastChannel(DATABASE);
-      this.channel.onmessage = ({ data }) => changed(data.ids, data.gone);
-    } catch { /* other tabs are not told */ }
+class Store extends EventTarget {
+  constructor() {
+    super();
+    this.unsaved = new Map(); // id -> a conversation that could not be stored; the database may lack any part of it
+    this.problem = ""; // why nothing is stored
     this.opened = this.open();
   }
 
@@ -56,18 +49,15 @@ class Store {
   }
 
   fail(error) {
-    const full = error && error.name === "QuotaExceededError";
-    this.problem = full
-      ? "The browser's storage is full: this conversation goes on, but is lost when this tab is closed. Delete older ones, or save it as a file."
-      : "This browser stores nothing for this page (a private window, or its settings): conversations are lost when this tab is closed. Save them as files.";
-    this.failed(this.problem);
+    this.problem = error.name === "QuotaExceededError"
+      ? "The browser's storage is full. This conversation goes on, but it is lost when this tab is closed. Delete older conversations to make room."
+      : "This browser stores nothing for this page, because the window is private or its settings forbid it. Conversations are lost when this tab is closed.";
+    this.changed();
   }
 
-  tell(ids, gone = false) {
-    if (this.channel) this.channel.postMessage({ ids, gone });
-  }
+  changed() { this.dispatchEvent(new Event("change")) }
 
-  /** The result of `work(conversations, messages)` in one transaction. Throws what fails. */
+  /** Return the result of `work(conversations, messages)` in one transaction, or throw what fails. */
   async transact(mode, work) {
     await this.opened;
     if (!this.db) throw new DOMException("no storage", "InvalidStateError");
@@ -79,95 +69,56 @@ class Store {
     return result;
   }
 
-  /** All conversations, the newest first. */
+  /** Return the rows of all conversations, the newest first. */
   async list() {
     const rows = await this.transact("readonly", conversations => settled(conversations.getAll())).catch(() => []);
     const known = new Map(rows.map(row => [row.id, row]));
-    for (const [id, row] of this.unsaved.conversations) known.set(id, { ...known.get(id), ...row });
+    for (const [id, { row }] of this.unsaved) known.set(id, row);
     return [...known.values()].sort((one, other) => other.changed - one.changed);
   }
 
-  async messages(id) {
-    const rows = await this.transact("readonly", (_, messages) => settled(messages.index("conversation").getAll(id))).catch(() => []);
-    const known = new Map(rows.map(row => [row.id, row]));
-    for (const row of this.unsaved.messages.values()) if (row.conversation === id) known.set(row.id, row);
-    return [...known.values()];
+  /** Return a conversation, or null if another tab has deleted it. */
+  async load(id) {
+    const stored = await this.transact("readonly", async (conversations, messages) => {
+      const [row, all] = [settled(conversations.get(id)), settled(messages.index("conversation").getAll(id))];
+      return { row: await row, messages: (await all).sort((one, other) => one.created - other.created) };
+    }).catch(() => null);
+    return this.unsaved.get(id) || (stored && stored.row ? stored : null);
   }
 
-  /** The first message of each conversation whose text holds `wanted` (in lower case): Map of its id -> the message. */
-  async search(wanted) {
-    const found = new Map();
-    const see = row => {
-      const known = found.get(row.conversation);
-      if ((!known || row.created < known.created) && textOf(row).toLowerCase().includes(wanted)) found.set(row.conversation, row);
-    };
-    await this.transact("readonly", (_, messages) => new Promise((resolve, reject) => {
-      const request = messages.openCursor(); // one at a time: images and tokens of all of them are large
-      request.onerror = () => reject(request.error);
-      request.onsuccess = () => {
-        if (!request.result) return resolve();
-        see(request.result.value);
-        request.result.continue();
-      };
-    })).catch(() => {});
-    this.unsaved.messages.forEach(see);
-    return found;
-  }
-
-  /** Stores fields of a conversation and messages of it. `whole`: { row, messages }, the conversation as this tab knows
-      it, for the case that another tab has deleted it meanwhile: what is still written to is not lost. */
-  async save(id, fields, messages = [], whole = { row: {}, messages }) {
-    const { unsaved } = this;
-    unsaved.conversations.set(id, { ...unsaved.conversations.get(id), id, ...fields });
-    for (const row of messages) unsaved.messages.set(row.id, row);
-    const rows = [...unsaved.conversations.values()], written = [...unsaved.messages.values()];
+  /** Store the row of a conversation and the messages `written` of it, and delete those whose ids are `removed`. */
+  async save(conversation, written, removed = []) {
+    const wholes = [...this.unsaved.values()];
     try {
-      await this.transact("readwrite", async (conversations, stored) => {
-        for (const row of rows) {
-          const known = await settled(conversations.get(row.id));
-          const back = known || row.id !== id ? { row: {}, messages: [] } : whole;
-          for (const message of back.messages) stored.put(message);
-          conversations.put({ title: "", system: "", leaf: null, created: now(), changed: now(), ...known, ...back.row, ...row });
+      await this.transact("readwrite", async (conversations, messages) => {
+        for (const each of wholes) {
+          for (const key of await settled(messages.index("conversation").getAllKeys(each.row.id))) messages.delete(key);
+          for (const message of each.messages) messages.put(message);
+          conversations.put(each.row);
         }
-        for (const message of written) stored.put(message);
+        conversations.put(conversation.row);
+        for (const message of written) messages.put(message);
+        for (const each of removed) messages.delete(each);
       });
     } catch (error) {
+      this.unsaved.set(conversation.row.id, conversation);
       this.fail(error);
       return;
     }
-    for (const row of rows) if (unsaved.conversations.get(row.id) === row) unsaved.conversations.delete(row.id);
-    for (const row of written) if (unsaved.messages.get(row.id) === row) unsaved.messages.delete(row.id);
-    if (this.problem) this.failed(this.problem = null);
-    this.tell(rows.map(row => row.id));
+    for (const each of wholes) this.unsaved.delete(each.row.id);
+    this.problem = "";
+    this.changed();
   }
 
-  /** Deletes messages of a conversation that were never answered. */
-  async forget(id, ids) {
-    for (const each of ids) this.unsaved.messages.delete(each);
-    await this.transact("readwrite", (_, messages) => { for (const each of ids) messages.delete(each) }).catch(() => {});
-    this.tell([id]);
-  }
-
-  /** Deletes conversations. Returns them with their messages, for `restore`. */
+  /** Delete conversations. */
   async remove(ids) {
-    const removed = [];
-    for (const row of (await this.list()).filter(each => ids.includes(each.id))) {
-      removed.push({ row, messages: await this.messages(row.id) });
-    }
-    for (const id of ids) this.unsaved.conversations.delete(id);
-    for (const [id, row] of this.unsaved.messages) if (ids.includes(row.conversation)) this.unsaved.messages.delete(id);
+    for (const id of ids) this.unsaved.delete(id);
     await this.transact("readwrite", async (conversations, messages) => {
       for (const id of ids) {
         conversations.delete(id);
         for (const key of await settled(messages.index("conversation").getAllKeys(id))) messages.delete(key);
       }
     }).catch(() => {});
-    this.tell(ids, true);
-    return removed;
-  }
-
-  /** Stores conversations as they are. */
-  async restore(conversations) {
-    for (const { row, messages } of conversations) await this.save(row.id, row, messages);
+    this.changed();
   }
 }

@@ -1,7 +1,5 @@
-"""Conversations of the page: kept in the browser, shared by its tabs, with branches, as files."""
+"""Conversations of the page: kept in the browser, asked and answered anew, in several tabs, without storage."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +51,7 @@ def test_a_conversation_survives_a_reload(hello: Live, opened: Open) -> None:
     assert answers(page).inner_text() == before
     expect(answers(page).locator(".code mark.datastore").first).to_have_text("x = 1")
     expect(page.locator("#chat .asked")).to_have_text("greet me")
-    expect(page.locator("#title")).to_have_text("greet me")
+    expect(page.locator("#title")).to_have_value("greet me")
     expect(names(page)).to_have_text(["greet me"])
     expect(page.locator("#message")).to_be_focused()
     page.locator(".code mark").first.hover()
@@ -116,7 +114,7 @@ def test_an_answer_of_a_deleted_conversation_is_not_kept(quiet: Live, opened: Op
     assert stored(page) == []
 
 
-def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open) -> None:
+def test_an_edited_message_and_a_new_answer_replace_the_old_ones(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
 
     def answer(number: int, text: str) -> None:
@@ -129,147 +127,58 @@ def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open)
     page.get_by_role("button", name="Regenerate").click()
     answer(1, "second")
     assert prompt(quiet, 0) == prompt(quiet, 1)
-    versions = page.locator("#chat article .place-of")
-    expect(versions).to_have_text("2/2")
-    page.get_by_role("button", name="Edit").click()
+    expect(answers(page)).to_have_text(["second"])
+    page.locator("#message").focus()
+    ask(page, "two")
+    answer(2, "third")
+    expect(page.get_by_role("button", name="Regenerate")).to_have_count(1)
+    page.get_by_role("button", name="Edit").first.click()
+    expect(page.locator("#chat .turn").first).to_contain_text("replaces this message and everything below it")
     field = page.get_by_label("Another version of this message")
     expect(field).to_have_value("one")
     field.fill("uno")
     page.keyboard.press("Enter")
-    answer(2, "primero")
-    assert "uno" in prompt(quiet, 2)
-    assert "first" not in prompt(quiet, 2)
-    expect(page.locator("#chat .turn .place-of")).to_have_text("2/2")
-    page.get_by_role("button", name="Previous version").click()
-    expect(page.locator("#chat .asked")).to_have_text("one")
-    expect(answers(page)).to_have_text("second")
-    page.locator("#chat article").get_by_role("button", name="Previous version").click()
-    expect(answers(page)).to_have_text("first")
-    expect(page.locator("#chat article").get_by_role("button", name="Next version")).to_be_focused()
-    page.wait_for_function("() => !store.unsaved.conversations.size")  # text would be evaluated at every look
+    answer(3, "primero")
+    assert [each in prompt(quiet, 3) for each in ("uno", "second", "two")] == [True, False, False]
+    expect(answers(page)).to_have_text(["primero"])
     page.reload()
-    expect(answers(page)).to_have_text("first")
-    page.locator("#message").focus()
-    ask(page, "two")
-    assert "first" in prompt(quiet, 3)
-    assert "second" not in prompt(quiet, 3)
-    answer(3, "last")
-    page.locator("#chat .turn").first.get_by_role("button", name="Next version").click()
-    expect(answers(page)).to_have_text("primero")
-    assert len(stored(page)) == 7
+    expect(page.locator("#chat .asked")).to_have_text(["uno"])
+    expect(answers(page)).to_have_text(["primero"])
+    assert sorted(each["content"] for each in stored(page)) == ["primero", "uno"]
 
 
-# ---- Files -------------------------------------------------------------------------------------------------------
-
-
-def saved(page: Any, name: str) -> Path:
-    """Return the file that a button saves."""
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name=name).click()
-    return Path(waiting.value.path())
-
-
-def test_what_is_exported_can_be_imported(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    page.locator("#system").fill("Be brief.")
-    page.locator("#message").focus()
-    told(page, "one")
-    page.get_by_role("button", name="Regenerate").click()
+def test_what_gets_no_answer_replaces_nothing(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, but="status of 503")
+    ask(page, "one")
+    quiet.service.say("first")
     done(page)
-    expect(page.locator("#chat article .place-of")).to_have_text("2/2")
-    page.get_by_role("button", name="New conversation").click()
-    told(page, "two")
-    text = saved(page, "Export all").read_bytes()
-    kept = stored(page)
-    page.get_by_role("button", name="Delete all").click()
-    expect(names(page)).to_have_count(0)
-    files = [{"name": "all.json", "mimeType": "application/json", "buffer": text}]
-    page.locator("#import-file").set_input_files(files)
-    expect(names(page)).to_have_text(["two", "one"])
-    again = stored(page)
-    for fields in ("content", "role", "created", "steps", "reason"):
-        assert sorted(json.dumps(each.get(fields)) for each in again) == sorted(
-            json.dumps(each.get(fields)) for each in kept
-        )
-    page.get_by_role("button", name="one").first.click()
-    expect(page.locator("#chat article .place-of")).to_have_text("2/2")
-    expect(page.locator("#system")).to_have_value("Be brief.")
-    page.locator("#import-file").set_input_files(files)
-    expect(names(page)).to_have_count(4)
-
-
-def test_one_conversation_is_saved_as_json_and_markdown(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    page.locator("#attach-file").set_input_files(
-        [{"name": "a.py", "mimeType": "text/x-python", "buffer": b'"""```"""\n'}]
-    )
-    expect(page.locator("#attached li")).to_have_count(1)
-    page.locator("#message").focus()
-    told(page, "What is *this*?")
-    text = saved(page, "Save as Markdown").read_text("utf-8")
-    assert text == (
-        '# What is *this*?\n\n## You\n\na.py:\n````py\n"""```"""\n````\n\nWhat is *this*?\n\n## demo\n\nHello world\n'
-    )
-    found = json.loads(saved(page, "Save as JSON").read_bytes())
-    assert [each["content"] for each in found["conversations"][0]["messages"]] == ["What is *this*?", "Hello world"]
-
-
-def conversation(**fields: Any) -> dict[str, Any]:
-    message = {"id": "a", "parent": None, "role": "user", "content": "hi", **fields}
-    return {
-        "format": "rest-local conversations",
-        "version": 1,
-        "conversations": [{"title": "t", "messages": [message]}],
-    }
-
-
-WRONG = [  # no two that follow each other are refused in the same words
-    ("{", "not JSON"),
-    ("[]", "holds no conversations"),
-    (conversation() | {"version": 2}, "newer version"),
-    ({"format": "other", "conversations": []}, "holds no conversations"),
-    (conversation(parent="b"), "not in the file"),
-    (conversation(role="system"), "no role"),
-    (conversation(parent="a"), "in a circle"),
-    (conversation(content=None), "no role or no content"),
-    (conversation(files=[{"kind": "image", "name": "x", "url": "https://example.org/x.png"}]), "neither text nor"),
-    (conversation(files="x"), "no list"),
-]
-
-
-def test_a_wrong_file_is_not_imported(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    for content, why in WRONG:
-        text = content if isinstance(content, str) else json.dumps(content)
-        page.locator("#import-file").set_input_files(
-            [{"name": "w.json", "mimeType": "application/json", "buffer": text.encode()}]
-        )
-        expect(page.get_by_role("alert")).to_contain_text(why)
-        assert stored(page) == [], why
-        expect(names(page)).to_have_count(0)
+    full = {"error": {"message": "full", "code": "busy"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json=full))
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    expect(answers(page)).to_have_text(["first"])
+    page.get_by_role("button", name="Edit").click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text("uno")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Another version of this message")).to_have_value("uno")
+    expect(answers(page)).to_have_text(["first"])
+    page.reload()
+    expect(page.locator("#chat .asked")).to_have_text(["one"])
+    expect(answers(page)).to_have_text(["first"])
 
 
 # ---- Several tabs ------------------------------------------------------------------------------------------------
 
 
-def test_two_tabs_show_the_same(hello: Live, opened: Open) -> None:
+def test_another_tab_lists_what_was_written_when_it_has_the_focus(hello: Live, opened: Open) -> None:
     one = opened(hello)
     two = opened(hello, same_browser=one)
     told(one, "from the first tab")
+    two.evaluate("dispatchEvent(new Event('focus'))")
     expect(names(two)).to_have_text(["from the first tab"])
     two.get_by_role("button", name="from the first tab").click()
     expect(answers(two)).to_have_text("Hello world")
-    told(two, "from the second")
-    expect(answers(one)).to_have_count(2)
-    one.get_by_role("button", name="Rename").click()
-    one.keyboard.type("both")
-    one.keyboard.press("Enter")
-    expect(two.locator("#title")).to_have_text("both")
-    two.locator("#delete").click()
-    expect(names(one)).to_have_count(0)
-    expect(one.locator("#status")).to_contain_text("deleted in another tab")
-    two.get_by_role("button", name="Undo").click()
-    expect(names(one)).to_have_text(["both"])
 
 
 def test_two_tabs_that_answer_at_once_lose_nothing(quiet: Live, opened: Open) -> None:
@@ -288,27 +197,10 @@ def test_two_tabs_that_answer_at_once_lose_nothing(quiet: Live, opened: Open) ->
         quiet.service.say(text, number=number)
     done(one)
     done(two)
-    for page in (one, two):
-        expect(page.locator("#chat .turn .place-of")).to_have_text("2/2" if page is two else "1/2")
     one.reload()
-    expect(answers(one)).to_have_count(2)
+    expect(answers(one)).to_have_count(3)
     said = sorted(each["content"] for each in stored(one))
     assert said == ["answer of the first tab", "answer of the second tab", "begin", "begun", "left", "right"]
-
-
-def test_a_conversation_that_is_still_written_is_not_lost(quiet: Live, opened: Open) -> None:
-    one = opened(quiet)
-    ask(one, "begin")
-    quiet.service.stream(0).give("half")
-    two = opened(quiet, same_browser=one)
-    two.get_by_role("button", name="begin").first.click()
-    two.locator("#delete").click()
-    expect(names(one)).to_have_count(0)
-    expect(answers(one)).to_have_text("half")
-    quiet.service.say(" and whole")
-    done(one)
-    expect(names(two)).to_have_text(["begin"])
-    assert sorted(each["content"] for each in stored(two)) == ["begin", "half and whole"]
 
 
 def test_what_there_is_of_an_answer_survives_its_tab(quiet: Live, opened: Open) -> None:
@@ -316,21 +208,21 @@ def test_what_there_is_of_an_answer_survives_its_tab(quiet: Live, opened: Open) 
     one.clock.install()
     two = opened(quiet, same_browser=one)
     ask(one, "begin")
-    two.get_by_role("button", name="begin").first.click()
     for _ in range(2):
         quiet.service.stream(0).give("part ")
         expect(answers(one)).to_contain_text("part")
         one.clock.fast_forward(2000)  # parts are kept so often
     quiet.service.stream(0).give("part ")
-    expect(answers(two)).to_contain_text("part part")
+    expect(answers(one)).to_contain_text("part part part")
     one.close()
     two.reload()
+    two.get_by_role("button", name="begin").first.click()
     expect(answers(two)).to_contain_text("part part")
     expect(two.locator("#chat article .foot")).to_contain_text("unfinished")
     two.get_by_role("button", name="Regenerate").click()
     quiet.service.say("whole", number=1)
     done(two)
-    expect(two.locator("#chat article .place-of")).to_have_text("2/2")
+    expect(answers(two)).to_have_text(["whole"])
 
 
 # ---- Storage -----------------------------------------------------------------------------------------------------
@@ -349,8 +241,6 @@ def test_without_storage_the_page_says_so_and_goes_on(hello: Live, opened: Open)
     expect(page.locator("#chat .asked")).to_have_text("one")
     told(page, "three")
     assert "one" in prompt(hello, 2)
-    found = json.loads(saved(page, "Export all").read_bytes())
-    assert len(found["conversations"]) == 2
     page.locator("#delete").click()
     expect(names(page)).to_have_text(["two"])
     page.get_by_role("button", name="Undo").click()

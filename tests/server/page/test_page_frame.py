@@ -1,10 +1,10 @@
-"""What stands around the text: the progress of a prompt, statistics that fold away, the search of conversations."""
+"""What stands around the text: the progress of a prompt, statistics that fold away."""
 
 import re
 from typing import Any
 
 import pytest
-from browsing import Open, answered, ask, chunk, done, token
+from browsing import Open, ask, done
 from live import Live
 
 from rest_local.decoding.results import Timings
@@ -68,7 +68,7 @@ def test_only_what_takes_long_is_said_of_a_prompt(quiet: Live, opened: Open) -> 
 
 def test_statistics_and_settings_fold_away_and_stay_folded(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    switch, side = page.get_by_role("button", name="ServerSettings and statistics"), page.locator("#side")
+    switch, side = page.get_by_role("button", name="Settings and statistics"), page.locator("#side")
     width = "document.querySelector('.work').clientWidth"
     narrow = page.evaluate(width)
     expect(switch).to_have_attribute("aria-expanded", "true")
@@ -111,80 +111,6 @@ def test_statistics_and_settings_fold_away_and_stay_folded(quiet: Live, opened: 
     assert page.evaluate(
         f"new Promise(requestAnimationFrame).then(() => new Promise(requestAnimationFrame)).then({bars})"
     )
-
-
-# ---- Search ------------------------------------------------------------------------------------------------------
-
-
-def names(page: Any) -> Any:
-    return page.locator("#conversations .name")
-
-
-def told(page: Any, text: str, answer: str) -> None:
-    parts = [answer[at : at + 3] for at in range(0, len(answer), 3)]
-    answered(page, [chunk({"content": part}, rest_local={"tokens": [token(part)]}) for part in parts])
-    page.locator("#message").focus()
-    ask(page, text)
-    done(page)
-    page.unroute_all()
-
-
-def test_conversations_are_searched_for_what_was_said(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    expect(page.locator("#find")).to_be_hidden()
-    told(page, "about cats", "They purr, <b>often</b> and long. " * 30 + "At the end a Siamese cat.")
-    page.get_by_role("button", name="New conversation").click()
-    told(page, "about dogs", "They bark.")
-    page.keyboard.press("Alt+Shift+KeyF")
-    expect(page.locator("#find")).to_be_focused()
-    for wanted, found in (
-        ("siamese", ["about cats"]),
-        ("THEY", ["about dogs", "about cats"]),
-        ("dogs", ["about dogs"]),
-    ):
-        page.locator("#find").fill(wanted)
-        expect(names(page)).to_have_text(found)
-    page.locator("#find").fill("no such word")
-    expect(names(page)).to_have_count(0)
-    page.locator("#find").fill("<b>OFTEN")
-    expect(page.locator("#conversations .excerpt")).to_have_text(
-        ["They purr, <b>often</b> and long. They purr, <b>often</b> and long. T…"]
-    )
-    page.locator("#find").fill("siamese cat")
-    expect(page.locator("#conversations .excerpt")).to_have_text(["…At the end a Siamese cat."])
-    page.locator("#conversations button").click()
-    expect(page.locator("#title")).to_have_text("about cats")
-    marked = page.evaluate(
-        """() => [...CSS.highlights.get("found")].map(each => {
-          const range = new Range();
-          range.setStart(each.startContainer, each.startOffset);
-          range.setEnd(each.endContainer, each.endOffset);
-          const box = range.getBoundingClientRect(), log = document.querySelector("#chat .log").getBoundingClientRect();
-          return [range.toString(), box.top > log.top && box.bottom < log.bottom];
-        })"""
-    )
-    assert marked == [["Siamese cat", True]], "marked and in view"
-    page.locator("#find").fill("")
-    expect(names(page)).to_have_count(2)
-
-
-def test_a_search_finds_other_branches_and_attached_files(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    page.locator("#attach-file").set_input_files([{"name": "a.py", "mimeType": "text/plain", "buffer": b"needle = 1"}])
-    expect(page.locator("#attached li")).to_have_count(1)
-    told(page, "one", "first version")
-    answered(page, [chunk({"content": "second version"})])
-    page.get_by_role("button", name="Regenerate").click()
-    expect(page.locator("#chat article .text")).to_have_text("second version")
-    done(page)
-    page.get_by_role("button", name="New conversation").click()
-    page.locator("#find").fill("needle")
-    expect(names(page)).to_have_text(["one"])
-    page.locator("#find").fill("first version")
-    expect(page.locator("#conversations .excerpt")).to_have_text(["first version"])
-    page.locator("#conversations button").click()
-    expect(page.locator("#chat article .text")).to_have_text("first version")
-    expect(page.locator("#chat article .place-of")).to_have_text("1/2")
 
 
 # ---- The text field ----------------------------------------------------------------------------------------------

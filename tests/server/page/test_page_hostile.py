@@ -1,6 +1,5 @@
 """The page when a model, a file or a server sends what is meant to deceive or to block it."""
 
-import json
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def test_characters_that_cannot_be_seen_are_written_out(quiet: Live, opened: Ope
         expect(page.locator("#chat article .text").last).to_have_text(wanted)
         expect(page.locator("#chat .asked").last).to_have_text("my[U+202E]own")
         assert not set(page.locator("body").inner_text()) & set(HIDDEN.values())
-    expect(page.locator("#title")).to_have_text("my[U+202E]own")
+    expect(page.locator("#title")).to_have_value("my[U+202E]own")
     expect(page.locator("#conversations .name")).to_have_text("my[U+202E]own")
     assert "\u202e" not in page.title()
     page.locator("mark").last.hover()
@@ -101,7 +100,7 @@ def test_a_giant_line_is_shown_in_part_and_copied_whole(quiet: Live, opened: Ope
         page.unroute_all()
     page.reload()
     expect(answer).to_contain_text("more in this line")
-    assert page.evaluate("talk.messages.size") == 2
+    assert page.evaluate("talk.messages.length") == 2
 
 
 def test_a_giant_message_and_a_giant_answer_are_shown_in_part(quiet: Live, opened: Open) -> None:
@@ -115,7 +114,7 @@ def test_a_giant_message_and_a_giant_answer_are_shown_in_part(quiet: Live, opene
     assert len(page.locator("#chat .asked").text_content()) < 21_000
     expect(page.locator("#chat article")).to_contain_text("more are not shown")
     assert len(page.locator("#chat article .text").text_content()) < 210_000
-    assert page.evaluate("[...talk.messages.values()].at(-1).content.length") == len(text)
+    assert page.evaluate("talk.messages.at(-1).content.length") == len(text)
 
 
 def test_names_of_others_are_only_text(quiet: Live, opened: Open) -> None:
@@ -128,16 +127,11 @@ def test_names_of_others_are_only_text(quiet: Live, opened: Open) -> None:
     page.evaluate("connect()")
     expect(page.locator("#model-choice option")).to_have_text(["one", "<img src=x onerror=alert(1)>[U+202E]"])
     expect(page.locator("#datastores label")).to_contain_text("onerror=alert(1)>[U+202E]")
-    message = {"id": "a", "parent": None, "role": "assistant", "content": markup, "model": markup, "reason": markup}
-    step = [token(markup, source="__proto__", file=markup)]
-    data = {
-        "format": "rest-local conversations",
-        "version": 1,
-        "conversations": [{"title": markup, "messages": [message | {"steps": [step]}]}],
-    }
-    page.locator("#import-file").set_input_files(
-        [{"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(data).encode()}]
-    )
+    tokens = [token(markup, source="__proto__", file=markup)]
+    answered(page, [chunk({"content": markup}, model=markup, rest_local={"tokens": tokens})])
+    page.locator("#message").focus()
+    ask(page, markup)
+    done(page)
     expect(page.locator("#chat article .text")).to_have_text("<img src=x onerror=alert(1)>[U+202E]")
     assert page.locator("img").count() == 0
 

@@ -41,7 +41,7 @@ def test_a_conversation_is_marked_before_the_list_is_read_again(hello: Live, ope
     expect(page.locator("#chat article")).to_contain_text("Hello world")
     page.evaluate("() => { store.list = () => new Promise(() => undefined) }")
     page.keyboard.press("Alt+Shift+ArrowDown")
-    expect(page.locator("#title")).to_have_text("one")
+    expect(page.locator("#title")).to_have_value("one")
     page.keyboard.press("Alt+Shift+KeyL")
     expect(page.locator("#conversations [aria-current]")).to_contain_text("one")
     expect(page.locator("#conversations [aria-current]")).to_be_focused()
@@ -59,27 +59,15 @@ def test_a_whole_session_by_keyboard(hello: Live, opened: Open) -> None:
     press("Escape")
     tab_to(page, "Regenerate")
     press("Enter")
-    expect(page.locator("#chat article .place-of")).to_have_text("2/2")
     done(page)
-    press("Alt+Shift+KeyM")
-    expect(page.locator("#message")).to_be_focused()
-    press("Shift+Tab")  # backwards through the answer's buttons
-    for _ in range(20):
-        if focused(page)["name"] == "Previous version":
-            break
-        press("Shift+Tab")
-    press("Enter")
-    expect(page.locator("#chat article .place-of")).to_have_text("1/2")
-    assert focused(page)["name"] == "Next version"
     press("Alt+Shift+KeyE")
     expect(page.get_by_label("Another version of this message")).to_be_focused()
     press("Control+A")
     write("uno")
     press("Enter")
-    expect(page.locator("#chat .turn .place-of")).to_have_text("2/2")
+    expect(page.locator("#chat .asked")).to_have_text("uno")
     done(page)
     press("Alt+Shift+KeyR")
-    expect(page.locator("#chat article .place-of")).to_have_text("2/2")
     done(page)
     press("Alt+Shift+KeyN")
     expect(page.locator("#message")).to_be_focused()
@@ -87,14 +75,14 @@ def test_a_whole_session_by_keyboard(hello: Live, opened: Open) -> None:
     press("Enter")
     done(page)
     press("Alt+Shift+ArrowDown")
-    expect(page.locator("#title")).to_have_text("one")
+    expect(page.locator("#title")).to_have_value("one")
     press("Alt+Shift+KeyL")
     expect(page.locator("#conversations [aria-current]")).to_be_focused()
     press("F2")
     expect(page.get_by_label("Title of the conversation")).to_be_focused()
     write("eins")
     press("Enter")
-    expect(page.locator("#title")).to_have_text("eins")
+    expect(page.locator("#conversations [aria-current]")).to_contain_text("eins")
     press("Alt+Shift+KeyL")
     press("Home")
     press("Delete")
@@ -127,8 +115,8 @@ def test_the_focus_is_always_seen_and_in_order(hello: Live, opened: Open, width:
         assert found["shown"], found
         names.append(found["name"])
         page.keyboard.press("Tab")
-    wanted = ["Skip to the text field", "Chat", "Rename", "Delete", "Copy this message", "Edit", "Copy this code"]
-    wanted += ["Copy this answer", "Regenerate", "Message", "Send", "Attach files or images"]
+    wanted = ["Skip to the text field", "Chat", "Title of the conversation", "Delete", "Copy this message", "Edit"]
+    wanted += ["Copy this code", "Copy this answer", "Regenerate", "Message", "Send", "Attach files or images"]
     if width == 1200:
         wanted = [wanted[0], "Plain text", "Keyboard", "New conversation", *wanted[1:], "Temperature", "Top p"]
         wanted += ["API key (kept until this tab is closed)"]
@@ -193,13 +181,10 @@ def test_every_width_and_theme(hello: Live, opened: Open) -> None:
     page.locator("#message").fill("w" * 400)
     page.keyboard.press("Enter")
     done(page)
-    page.get_by_role("button", name="Regenerate").click()
-    expect(page.locator("#chat article .place-of")).to_have_text("2/2")
-    done(page)
     for width in (360, 1000, 1920):  # There are no, one, and two panels next to the text.
         page.set_viewport_size({"width": width, "height": 800})
         page.reload()
-        expect(page.locator("#chat article .place-of")).to_have_text("2/2")
+        expect(page.locator("#chat article .foot")).to_contain_text("ended by itself")
         nothing_is_cut_off(page, width)
 
 
