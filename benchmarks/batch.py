@@ -81,7 +81,7 @@ def _job(number: int, prompt: str) -> Job:
 
 
 def _tokens_per_second(engine: Engine, jobs: Sequence[Job], policy: str) -> float:
-    engine.forget()
+    engine.decoder.forget()
     given = [_with_policy(job, policy) for job in jobs]
     begun = time.perf_counter()
     with Worker(engine) as worker:

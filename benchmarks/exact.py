@@ -52,7 +52,7 @@ def _run_mode(model: str | None, exact: bool, count: int, tokens: int) -> dict[s
                 pairs = zip(plain.tokens, other.tokens, strict=False)
                 same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain.tokens), len(other.tokens)))
                 differing.append({"prompt": number, "same_tokens": same})
-        settings, self_test = engine.settings, engine.self_test
+        settings, self_test = engine.settings, engine.decoder.context.tuning.self_test
     return {
         "prompts": count, "tokens": compared, "differing": differing, "steps": steps, "drafted": drafted,
         "accepted": accepted, "settings": settings, "self_test": self_test,

@@ -48,7 +48,7 @@ def throughput(model: str | None, rounds: int = 3) -> dict[str, Any]:
             speeds: dict[str, list[float]] = {"one_by_one": [], "together": []}
             for _ in range(rounds):
                 for name, service in (("one_by_one", one_by_one), ("together", together)):
-                    service.run(lambda engine: engine.forget())
+                    service.run(lambda engine: engine.decoder.forget())
                     speeds[name].append(_tokens_per_second(service, prompts, policy))
             medians = {name: round(median(values), 2) for name, values in speeds.items()}
             result[policy] = {**medians, "ratio": round(medians["together"] / medians["one_by_one"], 3)}
@@ -117,8 +117,8 @@ def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
                 stream.wait(60)
             if (number + 1) % max(requests // 10, 1) == 0:
                 gc.collect()
-                service.run(lambda engine: engine.forget())
-                cells = sum(slot.n_past for slot in engine.slots)
+                service.run(lambda engine: engine.decoder.forget())
+                cells = sum(slot.n_past for slot in engine.decoder.slots)
                 rows.append({"requests": number + 1, "cells": cells, "rss_mb": round(_resident_mb(), 2)})
     return {"rows": rows, "growth": round(rows[-1]["rss_mb"] / rows[0]["rss_mb"], 4)}
 

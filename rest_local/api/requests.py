@@ -184,7 +184,7 @@ PREFIX_SHARE = 0.75
 
 def check_generates(engine: Engine) -> None:
     """Raise CannotGenerate for a model that only reads."""
-    if not engine.generates:
+    if not engine.decoder.contexts:
         raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
 
 

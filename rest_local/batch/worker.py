@@ -143,7 +143,7 @@ class Worker(Closing):
 
         Raises only what belongs to no job: KeyboardInterrupt, a fault of this program.
         """
-        batch = Batch(self.engine)
+        batch = Batch(self.engine.decoder)
         waiting = iter(jobs)
         running: dict[int, _Running] = {}  # request number -> job
         left = True

@@ -184,7 +184,8 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
 
     try:
         with Engine.load(path, history=False) as engine:
-            return engine.cost_curve.copy(), {"name": engine.model.path.name, **engine.calibration}
+            tuning = engine.decoder.context.tuning
+            return tuning.curve.copy(), {"name": engine.model.path.name, **tuning.state()}
     except ModelInvalid as error:
         if not required:
             return None, None

@@ -114,6 +114,7 @@ def examine(engine: Engine) -> dict[str, Any]:
     from rest_local.planning.plan import in_words
 
     sampling = engine.sampling.origins()
+    context = engine.decoder.context
     return {
         "versions": {**own_versions(), **library.versions()},
         "backends": library.backends(),
@@ -132,9 +133,9 @@ def examine(engine: Engine) -> dict[str, Any]:
             "adapters": [f"{adapter.path}:{adapter.scale:g}" for adapter in engine.model.options.lora],
         },
         "drafting": {
-            "kind": engine.capability.kind,
-            "reason": engine.capability.reason,
-            "lookups": in_words(measured_rows(engine.cost_curve)[0]["ms"]),
+            "kind": context.capability.kind,
+            "reason": context.capability.reason,
+            "lookups": in_words(measured_rows(context.tuning.curve)[0]["ms"]),
         },
         "settings": engine.settings,
         "sampling": {name: {"value": value, "from": origin} for name, (value, origin) in sampling.items()},
@@ -143,9 +144,9 @@ def examine(engine: Engine) -> dict[str, Any]:
             "performance cores": default_threads(),
             "waiting": spin_settings(),
         },
-        "self_test": engine.self_test,
-        "cost_curve": cost_rows(engine.cost_curve, engine.n_ctx),
-        "calibration": engine.calibration,
+        "self_test": context.tuning.self_test,
+        "cost_curve": cost_rows(context.tuning.curve, engine.n_ctx),
+        "calibration": context.tuning.state(),
         "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home()), "configuration": str(config_file())},
         "warnings": list(engine.warnings),
     }
@@ -278,7 +279,7 @@ def doctor(config: EngineConfig, as_json: bool) -> None:
 
     busy = others_run()  # Look before the threads of this process compute.
     with opening.open_engine(config) as engine:
-        engine.compare()
+        engine.decoder.context.compare()
         facts = examine(engine) | {"installation": state, "others_run": busy}
     if as_json:
         return terminal.print_json(facts)
@@ -298,13 +299,14 @@ def tune(config: EngineConfig, as_json: bool) -> None:
 
     opening.tell_snapshots(config)
     with opening.open_engine(config) as engine:
+        context = engine.decoder.context
         try:
             with terminal.Bar() as bar:
-                measured = engine.tune(lambda done, total: bar.show("measuring", done, total))
+                measured = context.tune(lambda done, total: bar.show("measuring", done, total))
         except ValueError as error:
             raise RestLocalError(f"the costs of {engine.model.name} cannot be measured: {error}") from error
-        engine.compare()
-        facts = findings(measured, engine.calibration, engine.settings)
+        context.compare()
+        facts = findings(measured, context.tuning.state(), engine.settings)
         contexts = measured.curve.contexts
     if as_json:
         return terminal.print_json(facts)

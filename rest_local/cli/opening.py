@@ -138,8 +138,9 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
         )
         engine = Engine(replace(config, follow=bool(config.datastores)), decide)
         if indexer is not None:
-            indexer.committed = engine.look_for_commits
-            engine.at_close(undo.pop_all().close)
+            if engine.follower:
+                indexer.committed = engine.follower.look_soon
+            engine.closing.callback(undo.pop_all().close)
     for warning in engine.warnings:
         warn(warning)
     if indexer is not None:
@@ -174,7 +175,7 @@ def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
     from rest_local.cli.indexer import held
     from rest_local.retrieval.home import datastore_path
 
-    stores = {store.path: store for store in engine.datastores}
+    stores = {store.path: store for store in engine.datastores.in_use}
     for name in engine.config.datastores:
         store = stores.get(datastore_path(name))
         if live.code is not None and name == live.code.name:

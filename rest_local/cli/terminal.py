@@ -269,7 +269,7 @@ REPEATS = "the answer repeats itself"
 
 
 def line_of(engine: Engine, result: Result) -> str:
-    return statistics_line(result, [store.path.name for store in engine.datastores])
+    return statistics_line(result, [store.path.name for store in engine.datastores.in_use])
 
 
 def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:

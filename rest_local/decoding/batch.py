@@ -15,30 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.core import RequestState, Slot
-from rest_local.decoding.decode_context import DecodeContext
+from rest_local.decoding.core import RequestState
+from rest_local.decoding.decoder import Decoder
 from rest_local.decoding.prefill import STALL_MS
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
 from rest_local.errors import RestLocalError
-
-
-class Decoder(Protocol):
-    """An `Engine`, as far as a batch drives it. See there for each member."""
-
-    @property
-    def slots(self) -> Sequence[Slot]: ...
-    @property
-    def context(self) -> DecodeContext: ...
-    def prepare(self, request: Request) -> RequestState: ...
-    def submit(self, state: RequestState) -> None: ...
-    def step(self) -> bool: ...
-    def cancel(self, state: RequestState) -> None: ...
-    def stall_for(self, milliseconds: float) -> None: ...
-
 
 PATIENT_MS = 1e9  # nothing reads along, so prompts are evaluated in parts as large as a batch: the fastest for all
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -66,12 +50,12 @@ class Finished:
 class Batch:
     """Requests that the engine's thread decodes together: `add` while it `has_room`, `step`, `close` at the end."""
 
-    def __init__(self, engine: Decoder) -> None:
-        self._engine = engine
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
         self._running: dict[int, tuple[Request, RequestState]] = {}
         self._numbers = count()
-        self._width = max(len(engine.slots), 1)
-        engine.stall_for(PATIENT_MS)
+        self._width = max(len(decoder.slots), 1)
+        self._stall_for(PATIENT_MS)
 
     @property
     def has_room(self) -> bool:
@@ -83,16 +67,16 @@ class Batch:
         return bool(self._running)
 
     def add(self, request: Request) -> int:
-        """Start a request; its number. It waits for room. Raises as `Engine.prepare`, and then it has no number."""
-        state = self._engine.prepare(request)
+        """Start a request; its number. It waits for room. Raises as `Decoder.prepare`, and then it has no number."""
+        state = self._decoder.prepare(request)
         number = next(self._numbers)
-        self._engine.submit(state)
+        self._decoder.submit(state)
         self._running[number] = request, state
         return number
 
     def step(self) -> list[Finished]:
         """One forward pass for all that run; the requests that have ended, the first given first."""
-        self._engine.step()
+        self._decoder.step()
         ended = [
             Finished(number, request, state.result, state.error)
             for number, (request, state) in self._running.items()
@@ -101,7 +85,7 @@ class Batch:
         for each in ended:
             del self._running[each.number]
         if ended:
-            context, slots = self._engine.context, len(self._engine.slots)
+            context, slots = self._decoder.context, len(self._decoder.slots)
             queue = context.scheduler.queue
             cells = queue.cells_in_use() / max(len(queue.admitted), 1)
             self._width = best_width(context.tuning.curve, cells, [*(n for n in WIDTHS if n < slots), slots])
@@ -111,12 +95,16 @@ class Batch:
         """End the requests of these numbers that still run, without `numbers` all; they do not count as ended."""
         for number in list(self._running if numbers is None else numbers):
             if number in self._running:
-                self._engine.cancel(self._running.pop(number)[1])
+                self._decoder.cancel(self._running.pop(number)[1])
 
     def close(self) -> None:
         """End what still runs, and let the engine serve readers again."""
         self.cancel()
-        self._engine.stall_for(STALL_MS)
+        self._stall_for(STALL_MS)
+
+    def _stall_for(self, ms: float) -> None:
+        for context in self._decoder.contexts[:1]:
+            context.scheduler.prefill.stall_ms = ms
 
 
 def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
@@ -128,9 +116,9 @@ def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
     return max(n for n, rate in zip(widths, rates, strict=True) if rate >= CLOSE * max(rates))
 
 
-def answers(engine: Decoder, requests: Iterable[Request]) -> Iterator[Finished]:
+def answers(decoder: Decoder, requests: Iterable[Request]) -> Iterator[Finished]:
     """All requests, each as it ends. What still runs is cancelled where the iterator is closed, or a pass fails."""
-    batch = Batch(engine)
+    batch = Batch(decoder)
     waiting: Iterator[tuple[int, Request]] = enumerate(requests)
     if isinstance(requests, Sequence):  # prompts that share a beginning become neighbours
         waiting = iter(sorted(waiting, key=lambda each: list(each[1].prompt)))

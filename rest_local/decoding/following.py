@@ -1,8 +1,8 @@
 """The datastores of an engine while they change: new commits are opened while it decodes, and used from the next step.
 
-`DatastoreSwap` holds datastores that were opened anew until the engine's thread takes them. Opening takes milliseconds
+`OpenDatastores` holds datastores that were opened anew until the engine's thread takes them. Opening takes milliseconds
 and closing a large one as well, so both happen in other threads: the engine's thread only replaces the objects. A
-thread that opens newest commits holds `DatastoreSwap.changing` from before it opens them until it has offered them. So
+thread that opens newest commits holds `OpenDatastores.changing` from before it opens them until it has offered them. So
 an older commit never replaces a newer one.
 
 `Follower` has a thread of its own, which reads the end of each manifest a few times a second, opens new commits and
@@ -18,10 +18,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from rest_local.errors import DatastoreError, DatastoreNotFound, DatastoreVocabulary
+from rest_local.errors import DatastoreError, DatastoreNotFound, DatastoreVocabulary, OptionError
 from rest_local.llama.model import Model
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import MANIFEST
@@ -44,13 +45,17 @@ class _Offer(NamedTuple):
     is_new: bool
 
 
-class DatastoreSwap:
-    """Those of one engine, at most one for each path. Any thread, except for `take`.
+class OpenDatastores:
+    """The datastores that an engine drafts from, at most one for each path, and those that take their place at the next
+    step. Any thread, except for `take` and `use`.
 
-    on_change: called after each offer, in the thread that made it.
+    in_use     what requests draft from
+    changing   held by a thread from before it opens newest commits until it has offered them
+    on_change  called after each offer, in the thread that made it
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stores: Sequence[Datastore] = ()) -> None:
+        self.in_use = list(stores)
         self.changing = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -58,8 +63,9 @@ class DatastoreSwap:
         self._retired: list[Datastore] = []
         self._closed = False
 
-    def __bool__(self) -> bool:
-        """Whether anything waits for `take`. Takes no lock."""
+    @property
+    def has_news(self) -> bool:
+        """Return True if anything waits for `take`. Takes no lock."""
         return bool(self._waiting)
 
     def offer(self, path: Path, store: Datastore | None, *, is_new: bool = False) -> None:
@@ -76,19 +82,46 @@ class DatastoreSwap:
                 self._waiting[path] = _Offer(store, is_new or bool(before and before.is_new))
         self.on_change()
 
-    def current(self, stores: Sequence[Datastore]) -> list[Datastore]:
-        """What `stores` are once everything that waits is taken."""
+    def current(self) -> list[Datastore]:
+        """Return the datastores that are in use once everything that waits is taken."""
         with self._lock:
-            return _exchanged(stores, self._waiting)
+            return self._exchanged()
 
-    def take(self, stores: Sequence[Datastore]) -> list[Datastore]:
-        """The stores to use in the place of `stores`, in the engine's thread. `close_retired` closes the others."""
+    def named(self, names: Sequence[str] | None, still: bool = False) -> list[Datastore]:
+        """Return the datastores of these names, None: all. Raises OptionError for one that is not open. `still`: leave
+        such names out, because a datastore may be closed or opened anew while a request waits.
+        """
+        if names is None:
+            return self.in_use
+        known = {store.path.name: store for store in (self.in_use if still else self.current())}
+        missing = [name for name in names if name not in known]
+        if missing and not still:
+            raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
+        return [known[name] for name in names if name in known]
+
+    def use(self, stores: Sequence[Datastore]) -> None:
+        """Draft from these. Those used before are the caller's to close."""
+        self.in_use = list(stores)
+
+    def take(self) -> None:
+        """Use what waits, in the engine's thread. `close_retired` closes what was used before."""
         with self._lock:
-            fresh = _exchanged(stores, self._waiting)
+            fresh = self._exchanged()
             offered = [offer.store for offer in self._waiting.values() if offer.store]
-            self._retired += [store for store in {*stores, *offered} if store not in fresh]
+            self._retired += [store for store in {*self.in_use, *offered} if store not in fresh]
             self._waiting.clear()
-            return fresh
+            self.in_use = fresh
+
+    def _exchanged(self) -> list[Datastore]:
+        waiting, open_paths = self._waiting, {store.path for store in self.in_use}
+        fresh = [waiting[store.path].store if store.path in waiting else store for store in self.in_use]
+        fresh += [offer.store for path, offer in waiting.items() if offer.is_new and path not in open_paths]
+        return [store for store in fresh if store]
+
+    def trim(self) -> None:
+        """Let go of what lookups have mapped (`Datastore.trim`); between two steps."""
+        for store in self.in_use:
+            store.trim()
 
     def close_retired(self) -> None:
         with self._lock:
@@ -97,59 +130,45 @@ class DatastoreSwap:
             store.close()
 
     def close(self) -> None:
-        """Close what was offered and not taken, and all that is offered later; again does nothing."""
+        """Close what is in use or was offered, and all that is offered later; again does nothing."""
         with self._lock:
             self._closed = True
-            self._retired += [offer.store for offer in self._waiting.values() if offer.store]
+            self._retired += [*self.in_use, *(offer.store for offer in self._waiting.values() if offer.store)]
             self._waiting.clear()
-        self.close_retired()
+        with ExitStack() as stack:  # each, whatever the others raise
+            for store in self._retired:
+                stack.callback(store.close)
 
 
-def _exchanged(stores: Sequence[Datastore], waiting: dict[Path, _Offer]) -> list[Datastore]:
-    open_paths = {store.path for store in stores}
-    fresh = [waiting[store.path].store if store.path in waiting else store for store in stores]
-    fresh += [offer.store for path, offer in waiting.items() if offer.is_new and path not in open_paths]
-    return [store for store in fresh if store]
-
-
-class Followed(Protocol):
-    """An engine, or the inside of one."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def datastores(self) -> list[Datastore]: ...
-    @property
-    def swap(self) -> DatastoreSwap: ...
-
-
-def reopen(engine: Followed, also: Iterable[Path] = ()) -> None:
+def reopen(model: Model, datastores: OpenDatastores, also: Iterable[Path] = ()) -> None:
     """Open new commits of every open datastore, and of those at the paths `also`, for the engine's next step.
 
     A datastore that cannot be opened stays as it was, with a warning; one that no longer exists is closed. From any
     thread. Takes the time of opening them.
     """
-    follower = Follower(engine, also)
+    follower = Follower(model, datastores, also)
     follower.told.clear()
     follower.look()
 
 
-def _opened(engine: Followed, path: Path) -> Datastore:
-    """--no-mmap applies to every reader of the process."""
-    known = engine.model.vocabulary.identity
-    mmap = None if engine.model.options.mmap else False
+def _opened(model: Model, path: Path) -> Datastore:
+    """Open a datastore; --no-mmap applies to every reader of the process."""
+    known = model.vocabulary.identity
+    mmap = None if model.options.mmap else False
     return Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
 
 
 class Follower:
-    """Follows the datastores that `engine` uses at each moment, and those of `paths` that do not exist yet, or cannot
-    be opened. `close` ends its thread.
+    """Follows the datastores that are in use at each moment, and those of `paths` that do not exist yet, or cannot be
+    opened. `close` ends its thread.
     """
 
-    def __init__(self, engine: Followed, paths: Iterable[Path] = (), every_s: float = EVERY_S) -> None:
-        self._engine, self._every_s = engine, every_s
-        self._hash = engine.model.vocabulary.identity.hash
-        self._awaited = set(paths) - {store.path for store in engine.datastores}
+    def __init__(
+        self, model: Model, datastores: OpenDatastores, paths: Iterable[Path] = (), every_s: float = EVERY_S
+    ) -> None:
+        self._model, self._datastores, self._every_s = model, datastores, every_s
+        self._hash = model.vocabulary.identity.hash
+        self._awaited = set(paths) - {store.path for store in datastores.in_use}
         self._seen: dict[Path, _State] = {}
         self._retry_at: dict[Path, float] = {}
         self._warned: dict[Path, str] = {}
@@ -174,15 +193,14 @@ class Follower:
 
     def look(self) -> None:
         """Look at every datastore once, and offer what is new. Takes about 20 us for one without news."""
-        swap = self._engine.swap
-        for path in {*(store.path for store in self._engine.datastores), *self._awaited}:
+        for path in {*(store.path for store in self._datastores.in_use), *self._awaited}:
             state, now = self._state(path), time.monotonic()
             if self._seen.get(path) != state or now >= self._retry_at.get(path, now + 1):
                 self._seen[path] = state
                 self._retry_at.pop(path, None)
-                with swap.changing:
+                with self._datastores.changing:
                     self._open(path)
-        swap.close_retired()
+        self._datastores.close_retired()
 
     def _run(self) -> None:
         try:
@@ -195,20 +213,19 @@ class Follower:
 
     def _open(self, path: Path) -> None:
         """Offer the newest commit at a path, unless it is in use."""
-        swap = self._engine.swap
-        current = {store.path: store for store in swap.current(self._engine.datastores)}.get(path)
+        current = {store.path: store for store in self._datastores.current()}.get(path)
         if current is None and path not in self._awaited:
             return  # its owner stopped using it
         try:
             if current and read_manifest(find(path, self._hash)) == current.manifest:
                 return
-            store = _opened(self._engine, path)
+            store = _opened(self._model, path)
         except (DatastoreNotFound, DatastoreVocabulary) as error:
             self.told.discard(path)
             if current:
                 self._warn(path, f"{error}; continuing without it until there is one again")
                 self._awaited.add(path)
-                swap.offer(path, None)
+                self._datastores.offer(path, None)
         except DatastoreError as error:
             rest = "continuing with the version that was open" if current else "going on without it"
             self._warn(path, f"{error}; {rest}")
@@ -216,7 +233,7 @@ class Follower:
         else:
             self._warned.pop(path, None)
             self._awaited.discard(path)
-            swap.offer(path, store, is_new=current is None)
+            self._datastores.offer(path, store, is_new=current is None)
 
     def _warn(self, path: Path, message: str) -> None:
         if self._warned.get(path) != message:

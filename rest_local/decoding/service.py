@@ -38,9 +38,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,7 @@ IDLE_S = 5.0  # without work, after which the engine lets go of memory that it c
 IDLE_PART_S = 0.05  # of idle work, before commands are looked at again
 # Numbers of the steps of every service: an abort must not outlive the step that it is meant for.
 _steps = itertools.count(1)
+_requests = itertools.count(1)
 T = TypeVar("T")
 Wake = Callable[[bool], None]
 
@@ -104,20 +106,25 @@ class Service(Closing):
         self._lock = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
         self._alive: dict[int, RequestState] = {}
-        self._numbers = itertools.count(1)
         self._step = 0  # the current or the last one, or idle work; all states in it are in `_alive`
         self._is_idle = False  # idle work is going on
-        self._closing = False
-        self._draining = True
+        self._closing: Literal["", "drain", "now"] = ""
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
         self._thread.start()
-        engine.swap.on_change = self._catch_up
+
+        def use_datastores() -> None:
+            """Use datastores that were offered, also while nothing is stepped: the old ones may hold much of a disk."""
+            with self._lock:
+                if not self._closing:
+                    self._command(self.engine.decoder.use_datastores)
+
+        engine.datastores.on_change = use_datastores
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
-        Raises what `Engine.prepare` raises (which may take seconds for the first exact request), QueueFull,
+        Raises what `Decoder.prepare` raises (which may take seconds for the first exact request), QueueFull,
         ServiceClosed.
         """
         return self.submit_all([request], wake)[0]
@@ -127,20 +134,24 @@ class Service(Closing):
         prepared: list[tuple[_News, RequestState]] = []
         try:
             for request in requests:
-                news = _News(next(self._numbers), wake)
-                prepared.append((news, self.engine.prepare(request, news.tell)))
+                news = _News(next(_requests), wake)
+                prepared.append((news, self.engine.decoder.prepare(request, news.tell)))
             with self._lock:
-                self._check_room(prepared[0][1].request.client if prepared else "")
-                return [self._queue(*each) for each in prepared]
+                if self._closing or self._failure:
+                    raise ServiceClosed
+                clients = [state.request.client for state in self._waiting()]
+                client = prepared[0][1].request.client if prepared else ""
+                # Where the queue is full, a client that has less than its share of it has room all the same.
+                if len(clients) >= self._most_waiting <= clients.count(client) * len({client, *clients}):
+                    raise QueueFull(self._most_waiting)
+                for news, state in prepared:
+                    self._alive[news.number] = state
+                    self._command(partial(self.engine.decoder.submit, state))
         except BaseException:
             for _, state in prepared:
                 state.speculation.verifier.sampler.close()
             raise
-
-    def _queue(self, news: _News, state: RequestState) -> Stream:
-        self._alive[news.number] = state
-        self._command(lambda: None if state.done else self.engine.submit(state))
-        return Stream(state, news.wait_for, self._cancel)
+        return [Stream(state, news.wait_for, self._cancel) for news, state in prepared]
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
         """Call something in the engine's thread, between two passes. Raises what it raises, ServiceClosed."""
@@ -150,7 +161,7 @@ class Service(Closing):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call(self.engine))
-                except BaseException as error:  # raised by `future.result`, in the thread that called
+                except BaseException as error:  # `future.result` raises it, in the thread that called.
                     future.set_exception(error)
 
         with self._lock:
@@ -164,7 +175,7 @@ class Service(Closing):
         self._commands.append(command)
         self._lock.notify()
         if self._is_idle:
-            self.engine.abort(self._step)
+            self.engine.decoder.abort(self._step)
 
     @property
     def waiting(self) -> int:
@@ -183,7 +194,7 @@ class Service(Closing):
         with self._lock:
             alive = list(self._alive.items())
         rows = []
-        for number, slot in enumerate(self.engine.slots):
+        for number, slot in enumerate(self.engine.decoder.slots):
             request, state = next((each for each in alive if each[1].text.is_in(slot)), (None, None))
             doing = "idle" if state is None else "prefill" if state.text.is_prefilling else "running"
             rows.append({"id": number, "state": doing, "n_past": slot.n_past, "request": request})
@@ -195,27 +206,19 @@ class Service(Closing):
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests; give the current ones so many seconds to end, then end them. Again does nothing."""
-        with self._lock:
-            self._closing, self._draining = True, drain_seconds > 0
-            self._lock.notify()
         if drain_seconds > 0:
+            with self._lock:
+                self._closing = "drain"
+                self._lock.notify()
             self._thread.join(drain_seconds)
         with self._lock:
-            self._draining = False
+            self._closing = "now"
             self._lock.notify()
             step, states = self._step, list(self._alive.values())
         for state in states:
             state.leave()
-        self.engine.abort(step)
+        self.engine.decoder.abort(step)
         self._thread.join()
-
-    def _check_room(self, client: str) -> None:
-        """Where the queue is full, a client that has less than its share of it has room all the same."""
-        if self._closing or self._failure:
-            raise ServiceClosed
-        clients = [state.request.client for state in self._waiting()]
-        if len(clients) >= self._most_waiting <= clients.count(client) * len({client, *clients}):
-            raise QueueFull(self._most_waiting)
 
     def _waiting(self) -> list[RequestState]:
         return [state for state in self._alive.values() if not state.text.has_slot and not state.done]
@@ -223,29 +226,35 @@ class Service(Closing):
     def _cancel(self, state: RequestState) -> None:
         state.leave()
         with self._lock:
-            self._command(lambda: self.engine.cancel(state))
-            step = self._step  # by the time of the abort another step may run, for other requests
+            self._command(lambda: self.engine.decoder.cancel(state))
+            step = self._step  # By the time of the abort another step may run, for other requests.
             all_left = all(other.done or other.left for other in self._alive.values())
         if all_left and not state.done:
-            self.engine.abort(step)
-
-    def _catch_up(self) -> None:
-        """Use datastores that were offered, also while nothing is stepped: the old ones may hold much of the disk."""
-        with self._lock:
-            if not self._closing:
-                self._command(self.engine.catch_up)
+            self.engine.decoder.abort(step)
 
     # The thread
 
     def _run(self) -> None:
         try:
             while self._run_commands():
-                self.engine.step(self._step)
-        except BaseException as error:  # nothing above can catch it: the thread ends here
+                self.engine.decoder.step(self._step)
+        except BaseException as error:  # Nothing above can catch it: the thread ends here.
             log.exception("the engine stopped")
-            self.engine.save_no_sessions()
+            for context in self.engine.decoder.contexts:
+                if (sessions := context.scheduler.slots.sessions) is not None:
+                    sessions.stop_saving()  # It is not known what the cells hold.
             self._failure = error
-        self._end_all()
+        with self._lock:
+            self._closing = "now"
+            commands, self._commands = self._commands, deque()
+            states, self._alive = list(self._alive.values()), {}
+        for state in states:
+            if self._failure:
+                state.finish("error", ServiceClosed())
+            else:
+                self.engine.decoder.cancel(state)
+        for command in commands:  # After the states have ended, so that none begins now.
+            command()
 
     def _run_commands(self) -> bool:
         """Run the commands so far, and wait for some where there is no work; False: the end."""
@@ -255,19 +264,19 @@ class Service(Closing):
                 self._alive = {number: state for number, state in self._alive.items() if not state.done}
                 while not self._commands and not self._alive and not self._closing:
                     if self._use_idle_time() or self._commands or self._closing:
-                        continue  # a command that came while the lock was released woke no thread
-                    waits = self.engine.idle_work_in
+                        continue  # A command that came while the lock was released woke no thread.
+                    waits = self.engine.decoder.idle_work_in
                     if waits is not None and (trimmed or waits < IDLE_S):
                         self._lock.wait(waits)
                     elif not self._lock.wait(None if trimmed else IDLE_S):
-                        self.engine.trim()
+                        self.engine.datastores.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()
                 self._step = next(_steps)
-                ending = self._closing and not (self._draining and self._alive)
+                ending = self._closing == "now" or (self._closing == "drain" and not self._alive)
             for command in commands:
                 command()
-                trimmed = False  # it may have looked something up
+                trimmed = False  # It may have looked something up.
             if ending:
                 return False
             if self._alive:
@@ -278,23 +287,10 @@ class Service(Closing):
         self._step, self._is_idle = next(_steps), True
         self._lock.release()
         try:
-            return self.engine.use_idle_time(IDLE_PART_S, self._step)
+            return self.engine.decoder.use_idle_time(IDLE_PART_S, self._step)
         finally:
             self._lock.acquire()
             self._is_idle = False
-
-    def _end_all(self) -> None:
-        with self._lock:
-            self._closing = True
-            commands, self._commands = self._commands, deque()
-            states, self._alive = list(self._alive.values()), {}
-        for state in states:
-            if self._failure:
-                state.finish("error", ServiceClosed())
-            else:
-                self.engine.cancel(state)
-        for command in commands:  # after the states have ended, so that none begins now
-            command()
 
 
 Submit = Callable[[Callable[[], Request], Wake], Stream]
@@ -451,7 +447,8 @@ class AsyncEngine:
 
 
 async def _in_thread(call: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """What `call` returns, from a thread. A thread cannot be cancelled: where the task is, `undo` gets the result."""
+    """What `call` returns, from a thread. A thread cannot be cancelled: where the task is, `Stop`
+    ends what it computes, or `undo` gets the result."""
     lock, given_up, made = threading.Lock(), threading.Event(), list[T]()
 
     def work() -> T:

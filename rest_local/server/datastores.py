@@ -86,9 +86,9 @@ async def forget_document(request: HttpRequest) -> Response:
 
 def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
     """Open the newest commits, which the next lookup uses. Must not be called in the engine's thread."""
-    following.reopen(engine, also)
-    service.run(lambda engine: engine.catch_up())
-    engine.swap.close_retired()
+    following.reopen(engine.model, engine.datastores, also)
+    service.run(lambda engine: engine.decoder.use_datastores())
+    engine.datastores.close_retired()
 
 
 def _mmap(engine: Engine) -> bool | None:
@@ -97,7 +97,7 @@ def _mmap(engine: Engine) -> bool | None:
 
 
 def _open_paths(engine: Engine) -> dict[str, Path]:
-    return {store.path.name: store.path for store in engine.datastores}
+    return {store.path.name: store.path for store in engine.datastores.in_use}
 
 
 def _path(engine: Engine, name: str, *, may_be_new: bool = False) -> Path:

@@ -381,7 +381,7 @@ def _files(state: State, user: str) -> NamedSlots:
     def run(call: Callable[[], T], /) -> T:
         return service.run(lambda engine: call())
 
-    if (files := engine.context.named_slots(run, user)) is None:
+    if (files := engine.decoder.context.cells.named_slots(run, user)) is None:
         raise ApiError(501, "start the server with --sessions SIZE", code="sessions_off")
     return files
 

@@ -179,4 +179,4 @@ def test_answers_that_are_left_free_the_slots(worker: Worker) -> None:
     answers = worker.answers(jobs)
     next(answers)
     answers.close()
-    assert not worker.engine.context.scheduler.busy
+    assert not worker.engine.decoder.context.scheduler.busy

@@ -137,9 +137,9 @@ def load(path: Path) -> Engine:
 
 def test_an_exact_engine_drafts_from_its_first_request_on(path: Path) -> None:
     with load(path) as engine:
-        assert engine.capability.kind == "chain"
-        assert engine.self_test["exact"]
-        assert engine.self_test["rows"] == 384
+        assert engine.decoder.context.capability.kind == "chain"
+        assert engine.decoder.context.tuning.self_test["exact"]
+        assert engine.decoder.context.tuning.self_test["rows"] == 384
         assert not engine.warnings
 
 
@@ -151,8 +151,8 @@ def test_without_the_time_for_all_rows_decoding_is_plain_and_says_so(
         patch.setattr(tuning, "EXACT_TEST_S", 0.0)
         engine = load(path)
     with engine:
-        assert engine.capability.kind == "none"
-        assert engine.self_test["rows"] == 4
+        assert engine.decoder.context.capability.kind == "none"
+        assert engine.decoder.context.tuning.self_test["rows"] == 4
         (warning,) = engine.warnings
         assert "4 of 384 rows" in warning
         assert "until it is complete; `doctor` can do that" in warning
@@ -160,12 +160,12 @@ def test_without_the_time_for_all_rows_decoding_is_plain_and_says_so(
         assert sum(len(piece.text) > 0 for piece in stream) > 0
         assert stream.statistics.drafted == 0
         if later == "doctor":
-            engine.compare()
-            assert engine.capability.kind == "chain"
+            engine.decoder.context.compare()
+            assert engine.decoder.context.capability.kind == "chain"
             assert not engine.warnings
     with load(path) as engine:
-        assert engine.capability.kind == "chain"
-        assert engine.self_test["rows"] == 384
+        assert engine.decoder.context.capability.kind == "chain"
+        assert engine.decoder.context.tuning.self_test["rows"] == 384
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -181,13 +181,13 @@ def test_settings_with_a_difference_are_not_chosen_and_not_tested_again(
             load(path).close()
     monkeypatch.setattr(Comparison, "add", _differs_late)
     with load(path) as engine:
-        assert engine.capability.kind == "none"
+        assert engine.decoder.context.capability.kind == "none"
         assert len(engine.warnings) == 1
-        assert len(engine.context.tuning.unsuitable) == len(EXACT)
+        assert len(engine.decoder.context.tuning.unsuitable) == len(EXACT)
         first = engine.settings
     monkeypatch.setattr(Comparison, "add", None)
     with load(path) as engine:
-        assert engine.capability.kind == "none"
+        assert engine.decoder.context.capability.kind == "none"
         assert engine.settings == first
 
 

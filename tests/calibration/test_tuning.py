@@ -62,8 +62,8 @@ def test_a_cpu_takes_settings_of_the_same_bits_unless_told_otherwise(tiny_model:
             settings = engine.settings
             found = (settings["flash_attention"], settings["cache_type_k"], settings["cache_type_v"])
             assert (found in SAME) is same
-            assert engine.capability.kind == ("chain" if same else "tree")
-            assert not engine.exact
+            assert engine.decoder.context.capability.kind == ("chain" if same else "tree")
+            assert not engine.decoder.context.exact
 
 
 def _generate(engine: Engine) -> list[int]:
@@ -151,11 +151,11 @@ def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyMod
     with engine:
         # Where the weights are not the same in every batch, the first setting ends after 12 tokens.
         assert 0 < sum(spent) <= 12 + 8 + sum(CHECKED)
-        assert engine.calibration["state"] == "provisional"
-        assert engine.calibration["estimated_from"]
-        assert engine.self_test == {}
-        engine.compare()
-        assert engine.self_test["rows"] >= 24
+        assert engine.decoder.context.tuning.state()["state"] == "provisional"
+        assert engine.decoder.context.tuning.state()["estimated_from"]
+        assert engine.decoder.context.tuning.self_test == {}
+        engine.decoder.context.compare()
+        assert engine.decoder.context.tuning.self_test["rows"] >= 24
     (file,) = stored()
     assert json.loads(file.read_text())["final"] is False
 
@@ -175,7 +175,7 @@ def test_another_context_size_or_slot_count_needs_no_new_measurement(
     for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
         with Engine.load(tuned_model, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
             assert engine.n_ctx == n_ctx
-            assert len(engine.slots) == slots
+            assert len(engine.decoder.slots) == slots
             assert len(_generate(engine)) > 0
     assert len(stored()) == 1
 
@@ -211,7 +211,7 @@ def test_a_damaged_file_is_measured_again_with_a_warning(tuned_model: Path, capl
         file.write_text(text)
         caplog.clear()
         with Engine.load(tuned_model, n_ctx=128) as engine:
-            assert (engine.cost_curve.at(100) > 0).all()
+            assert (engine.decoder.context.tuning.curve.at(100) > 0).all()
         assert "measuring again" in caplog.text
         assert Tuning.from_json(file.read_text()).curve
 
@@ -241,14 +241,14 @@ def test_a_thorough_measurement_is_stored_if_it_is_complete(
     found = Measured(steep, complete, noise, 0.0)
     monkeypatch.setattr(tuning, "measure", lambda *_, **__: found)
     with Engine.load(path, n_ctx=256) as engine:
-        before = engine.cost_curve.expected(64)[0]
-        assert engine.tune() is found
+        before = engine.decoder.context.tuning.curve.expected(64)[0]
+        assert engine.decoder.context.tune() is found
     with Engine.load(path, n_ctx=256) as engine:
-        plain = engine.cost_curve.expected(64)[0]
+        plain = engine.decoder.context.tuning.curve.expected(64)[0]
         if complete:
             assert plain == pytest.approx(500.0)
-            assert engine.calibration["estimated_from"] is None
+            assert engine.decoder.context.tuning.state()["estimated_from"] is None
         else:
             assert before < plain
-            assert engine.calibration["state"] == "provisional"
-            assert engine.calibration["estimated_from"]
+            assert engine.decoder.context.tuning.state()["state"] == "provisional"
+            assert engine.decoder.context.tuning.state()["estimated_from"]

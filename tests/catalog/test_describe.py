@@ -52,7 +52,7 @@ def test_the_header_says_what_llama_cpp_says(arch: str, tiny_model: TinyModel, o
     path = own(tiny_model(arch))
     facts = facts_of(path.stem)
     with Engine.load(path, n_ctx=64, threads=1) as engine:
-        model, kind, backend = engine.model, engine.capability.kind, engine.context.backend
+        model, kind, backend = engine.model, engine.decoder.context.capability.kind, engine.decoder.context.backend
         engine.generate("abc", max_tokens=1).wait()
         state = len(backend.save(0, partial=True)) if facts.header.state_bytes else 0
     assert (facts.bytes, facts.error) == (path.stat().st_size, "")

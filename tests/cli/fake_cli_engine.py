@@ -11,6 +11,7 @@ from typing import Any
 
 from rest_local.calibration.cost import ESTIMATED, CostCurve
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.following import OpenDatastores
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Result
 from rest_local.llama.options import ModelOptions
@@ -91,7 +92,7 @@ class FakeEngine:
     config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
     messages: list[list[dict[str, str]]] = field(default_factory=list)
-    datastores: Sequence[Any] = ()
+    datastores: OpenDatastores = field(default_factory=OpenDatastores)
     projector: Any = None
     n_ctx: int = 1024
     arguments: list[dict[str, Any]] = field(default_factory=list)
@@ -142,8 +143,12 @@ class FakeEngine:
     def load_cells(self, path: Any) -> int:
         return 7 if path.exists() else 0
 
-    def use_datastores(self, datastores: Sequence[Any]) -> None:
-        self.datastores = list(datastores)
+    @property
+    def decoder(self) -> Any:
+        tuning = SimpleNamespace(curve=self.cost_curve, self_test=self.self_test, state=lambda: self.calibration)
+        cells = SimpleNamespace(save=self.save_cells, load=self.load_cells)
+        context = SimpleNamespace(capability=self.capability, compare=self.compare, tuning=tuning, cells=cells)
+        return SimpleNamespace(context=context, contexts=[context], use_datastores=self.datastores.use)
 
     def statistics(self) -> dict[str, Any]:
         return {"cells_used": 12}

@@ -254,7 +254,7 @@ def test_datastores_are_added_removed_and_listed(
     assert "not found" in said()
     perform(talk, "/datastore remove mycode")
     assert said() == "drafts come from: other\n"
-    assert (closed, [store.path.name for store in engine.datastores]) == (["mycode"], ["other"])
+    assert (closed, [store.path.name for store in engine.datastores.in_use]) == (["mycode"], ["other"])
     seen: list[Any] = []
     talk._reopen = lambda config: seen.append(config) or engine  # type: ignore[assignment,func-returns-value]
     perform(talk, "/model next.gguf")

@@ -184,12 +184,12 @@ def test_two_children_of_one_checkout_share_its_datastore(code: Code) -> None:
 def test_an_engine_uses_the_code_when_it_is_ready(code: Code) -> None:
     with opening.open_engine(EngineConfig(model=demo_model(), n_ctx=256), Live(code)) as engine:
         used = threading.Event()
-        engine.swap.on_change = used.set
-        assert engine.datastores or engine.swap or used.wait(120)
+        engine.datastores.on_change = used.set
+        assert engine.datastores.in_use or engine.datastores.has_news or used.wait(120)
         list(engine.generate("x", max_tokens=2))
-        assert [store.path.name for store in engine.datastores] == [code.name]
+        assert [store.path.name for store in engine.datastores.in_use] == [code.name]
     with opening.open_engine(EngineConfig(model=demo_model(), n_ctx=256, policy="off"), Live(code)) as engine:
-        assert engine.datastores == []
+        assert engine.datastores.in_use == []
 
 
 def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,9 +197,9 @@ def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFi
     with opening.open_engine(config, Live(watch=True)) as engine:
         assert "not-there-yet is used as soon as it is built" in capsys.readouterr().err
         used = threading.Event()
-        engine.swap.on_change = used.set
+        engine.datastores.on_change = used.set
         build_datastore("not-there-yet", [code.root], vocabulary=engine.model.vocabulary)
-        assert engine.swap or used.wait(120)
+        assert engine.datastores.has_news or used.wait(120)
 
 
 Watching = Callable[..., "subprocess.Popen[str]"]

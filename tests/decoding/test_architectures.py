@@ -12,7 +12,7 @@ from support.half_right import TEXT, HalfRight, finish, half_right
 from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
 from rest_local.calibration.measuring import LoadMeter
-from rest_local.decoding import decode_context
+from rest_local.decoding import calibrating, decode_context
 from rest_local.decoding.stream import Result
 from rest_local.llama import cores
 from rest_local.llama.context import Context, ContextSettings
@@ -58,8 +58,8 @@ def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Resu
         gap = abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]]))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rest_local.calibration.tuning.real_text", lambda model, most: before[-most:])
-            engine.compare()
-        found = engine.self_test
+            engine.decoder.context.compare()
+        found = engine.decoder.context.tuning.self_test
         change = max(found["largest_gap"], found["largest_change"] * float(np.linalg.norm(row)))
         assert gap <= max(FACTOR * change, ROUNDED * float(row.max() - row.min()))
 
@@ -77,7 +77,7 @@ def exact(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[tup
 def test_exact_drafts_change_nothing(exact: tuple[str, Engine]) -> None:
     """A prompt of several sliding windows, and an answer of several more; seeded for each kind of memory once."""
     arch, engine = exact
-    assert engine.capability.kind == "chain", engine.warnings
+    assert engine.decoder.context.capability.kind == "chain", engine.warnings
     assert engine.model.n_swa == (SLIDING_WINDOW if arch in SLIDING else 0)
     prompt = engine.tokenize(TEXT * 5)
     assert len(prompt) > 4 * SLIDING_WINDOW
@@ -96,9 +96,9 @@ def test_what_is_kept_of_a_prompt_changes_nothing(exact: tuple[str, Engine]) -> 
     prompts = [long, long, [*long, *long[:7]], [*long[:50], *long[20:30]], long[:50], long[3:60]]
     fresh = []
     for prompt in prompts:
-        engine.forget()
+        engine.decoder.forget()
         fresh.append(finish(engine, prompt, 40, policy="off").tokens)
-    engine.forget()
+    engine.decoder.forget()
     kept = []
     for prompt, answer in zip(prompts, fresh, strict=True):
         result = finish(engine, prompt, 40, policy=half_right(engine, prompt, answer))
@@ -115,11 +115,12 @@ def test_threads_wait_briefly_while_other_programs_run_and_no_bit_changes(
     """Between parts of the prompt, too, and with drafts."""
     told, busy = list[bool](), [False]
     monkeypatch.setattr(cores, "cores", lambda *_: 2)  # whatever this machine has
-    monkeypatch.setattr(decode_context, "LOOK_S", 0.0)
-    monkeypatch.setattr(decode_context, "others_run", lambda: busy[0])
+    monkeypatch.setattr(calibrating, "LOOK_S", 0.0)
+    for module in (calibrating, decode_context):
+        monkeypatch.setattr(module, "others_run", lambda: busy[0])
     monkeypatch.setattr(LoadMeter, "busy", lambda *_: busy[0])
-    wait = decode_context.wait_briefly
-    monkeypatch.setattr(decode_context, "wait_briefly", lambda brief: (told.append(brief), wait(brief))[1])
+    wait = calibrating.wait_briefly
+    monkeypatch.setattr(calibrating, "wait_briefly", lambda brief: (told.append(brief), wait(brief))[1])
     options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, options=options, exact=True) as engine:
         prompt, sampling = engine.tokenize(TEXT * 8), SEEDED
@@ -128,7 +129,7 @@ def test_threads_wait_briefly_while_other_programs_run_and_no_bit_changes(
         assert told
         assert not any(told)
         for policy in ("off", half_right(engine, prompt, plain.tokens)):
-            engine.forget()
+            engine.decoder.forget()
             told.clear()
             busy[0] = not busy[0]
             changing = finish(engine, prompt, 20, policy=policy, sampling=sampling, logprobs=3)
@@ -160,7 +161,7 @@ def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(tiny_model
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model: TinyModel) -> None:
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=False) as engine:
-        assert engine.capability.kind == KINDS[arch]
+        assert engine.decoder.context.capability.kind == KINDS[arch]
         prompt = engine.tokenize(TEXT * 5)
         plain = finish(engine, prompt, 3 * SLIDING_WINDOW, policy="off")
         drafted = finish(engine, prompt, 3 * SLIDING_WINDOW, policy=half_right(engine, prompt, plain.tokens))

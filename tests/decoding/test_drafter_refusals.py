@@ -66,7 +66,7 @@ def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture) -> str
     assert line.startswith("going on without ")
     assert "\n" not in line
     assert line.count(str(path)) == 1
-    assert engine.context.drafter is None
+    assert engine.decoder.context.drafter is None
     assert engine.settings["draft_model"] is None
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     # or the command line would show two lines
@@ -201,7 +201,7 @@ def test_no_memory_for_a_head(
         (line,) = engine.warnings
         assert line.startswith("going on without ")
         assert "if memory is short" in line
-        assert engine.context.drafter is None
+        assert engine.decoder.context.drafter is None
         assert answer(engine)
 
 
@@ -290,7 +290,7 @@ def test_a_head_that_fails_later(
     draft_whatever_it_costs(monkeypatch)
     target, path = model_and_drafter(kind, tmp_path)
     with opened(target, path, caplog) as engine:
-        drafter = engine.context.drafter
+        drafter = engine.decoder.context.drafter
         assert isinstance(drafter, Head | DraftModel)
         expected = answer(engine, 40, "off")
         assert answer(engine, 40) == expected
@@ -320,11 +320,11 @@ def test_a_full_context_is_told_once_and_generation_goes_on(
     with Engine.load(target, n_ctx=256, threads=1) as alone:
         expected = answer(alone, 100)
     with opened(target, short, caplog) as engine:
-        small = engine.context.drafter
+        small = engine.decoder.context.drafter
         assert isinstance(small, DraftModel)
         for _ in range(2):
             assert answer(engine, 100) == expected
-        assert engine.totals.by_source["model"]["drafted"] > 0
+        assert engine.decoder.totals.by_source["model"]["drafted"] > 0
         assert not small.failed
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
     assert f"draft model {short}: its context of 160 tokens is full" in line
@@ -344,13 +344,13 @@ def test_a_full_context_of_a_head(
 
     monkeypatch.setattr(head_kinds, "settings_for", short)
     with opened(target, path, caplog, 400) as engine:
-        drafter = engine.context.drafter
+        drafter = engine.decoder.context.drafter
         assert isinstance(drafter, Head)
         drafter.context.n_ctx = 400
         expected = answer(engine, 200, "off")
         for _ in range(2):
             assert answer(engine, 200) == expected
         assert not drafter.failed
-        assert engine.totals.by_source["model"]["drafted"] > 100
+        assert engine.decoder.totals.by_source["model"]["drafted"] > 100
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
     assert "its context is full; it begins anew with the newest tokens" in line

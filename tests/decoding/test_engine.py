@@ -90,7 +90,7 @@ def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: 
     with Engine.load(model, n_ctx=512, exact=True) as engine:
         store = parrot(engine, PROMPT)
     with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
-        assert engine.capability.kind == "chain"
+        assert engine.decoder.context.capability.kind == "chain"
         for sampling in (Sampling(), Sampling(temperature=0.7, seed=5)):
             plain = finish(engine, PROMPT, policy="off", sampling=sampling)
             drafted = finish(engine, PROMPT, sampling=sampling)
@@ -155,8 +155,8 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
     """Before it has begun, and half way; at every third decode, of parts of prompts and of steps."""
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
         wanted = finish(engine, PROMPT, 30).tokens
-        engine.forget()
-        context, calls = engine.context.backend, itertools.count()
+        engine.decoder.forget()
+        context, calls = engine.decoder.context.backend, itertools.count()
         decode = context.decode
 
         def broken_off() -> int:
@@ -254,10 +254,10 @@ def test_no_mmap_reaches_datastores_and_history(
         tokens = opened.vocabulary.tokenize(PROMPT)
         build(path, [("a", tokens)], vocabulary=opened.vocabulary.identity, recipe={})
     with Engine.load(model, n_ctx=256, datastores=[path], history=True, options=ModelOptions(mmap=mmap)) as engine:
-        for store in engine.datastores:
+        for store in engine.datastores.in_use:
             assert bool(store._maps) == mmap
         finish(engine, PROMPT, 5)
-        earlier = engine._history
+        earlier = engine.decoder._history
         assert earlier is not None
         earlier.commit()
         assert earlier._store is not None
@@ -265,7 +265,7 @@ def test_no_mmap_reaches_datastores_and_history(
         for file in path.glob("*.bin"):
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
-        assert len(engine.context.failed_stores) == int(mmap)
+        assert len(engine.decoder.context.sources.failed) == int(mmap)
 
 
 def test_the_vocabulary_of_a_file_that_was_used_before_is_not_hashed_again(
@@ -386,8 +386,8 @@ def test_what_cannot_go_together_is_refused(engine: Engine, wrong: dict[str, obj
 
 def test_a_context_shift_keeps_the_system_prompt(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Request] = []
-    prepare = engine.prepare
-    monkeypatch.setattr(engine, "prepare", lambda request: made.append(request) or prepare(request))  # type: ignore[func-returns-value]
+    prepare = engine.decoder.prepare
+    monkeypatch.setattr(engine.decoder, "prepare", lambda request: made.append(request) or prepare(request))  # type: ignore[func-returns-value]
     for options in ({}, {"context_shift": True}, {"context_shift": True, "keep_tokens": 3}):
         engine.chat([SYSTEM, *QUESTION], max_tokens=1, **options)  # type: ignore[arg-type]
     none, kept, given = (request.keep_tokens for request in made)
@@ -445,6 +445,6 @@ def test_snapshots_of_a_recurrent_state_are_those_that_fit(
     monkeypatch.setattr(opening, "free_memory", lambda config: free * state + rest if free == 9 else free)
     with Engine(config) as engine:
         assert engine.settings["n_rs_seq"] == kept
-        assert engine.context.backend.rollback == kept
+        assert engine.decoder.context.backend.rollback == kept
         told = [warning for warning in engine.warnings if "snapshots" in warning]
     assert len(told) == (asked is None and kept < 16)

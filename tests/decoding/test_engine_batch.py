@@ -62,13 +62,13 @@ def test_requests_are_taken_as_slots_become_free_and_an_iterator_that_is_left_fr
     next(answers)
     assert len(taken) <= 3 + 1
     answers.close()
-    assert not engine.context.scheduler.busy
+    assert not engine.decoder.context.scheduler.busy
     assert len(list(engine.batch(requests_of(engine)))) == len(PROMPTS)
 
 
 def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: Engine) -> None:
     """No reader waits for the next token, so no prompt is cut into parts."""
-    scheduler, evaluated = engine.context.scheduler, []
+    scheduler, evaluated = engine.decoder.context.scheduler, []
     real, before = scheduler.forward.submit, scheduler.prefill.stall_ms
 
     def submit(at_work: Pass) -> None:
@@ -76,7 +76,7 @@ def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: 
             evaluated.extend(sequence for sequence, _ in at_work.parts)
         real(at_work)
 
-    engine.forget()
+    engine.decoder.forget()
     scheduler.forward.submit = submit  # type: ignore[method-assign]
     try:
         requests = [Request([7 + n, *([5] * 60)], max_tokens=4 + 3 * n, ignore_end=True) for n in range(9)]
@@ -93,7 +93,7 @@ def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: 
 
 
 def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
-    batch = Batch(engine)
+    batch = Batch(engine.decoder)
     numbers = [batch.add(request) for request in requests_of(engine, 3)]
     batch.cancel(numbers[:2])
     ended = []
@@ -112,7 +112,7 @@ def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -
         ]
         alone = []
         for request in requests:
-            engine.forget()
+            engine.decoder.forget()
             stream = engine.generate(request.prompt, max_tokens=6, ignore_end=True, logprobs=1, policy="off")
             alone.append([entry for piece in stream for entry in piece.logprobs])
         for order in (requests[::-1], sorted(requests, key=lambda request: list(request.prompt))):

@@ -13,7 +13,7 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine
-from rest_local.decoding.following import DatastoreSwap, Follower, reopen
+from rest_local.decoding.following import Follower, OpenDatastores, reopen
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.planning.auto import Auto
@@ -31,12 +31,11 @@ class StubEngine:
 
     def __init__(self, *paths: Path) -> None:
         self.model: Any = SimpleNamespace(vocabulary=SimpleNamespace(identity=TOY), options=SimpleNamespace(mmap=True))
-        self.datastores = [Datastore.open(path) for path in paths]
-        self.swap = DatastoreSwap()
+        self.datastores = OpenDatastores([Datastore.open(path) for path in paths])
 
     def take(self) -> list[Datastore]:
-        self.datastores = self.swap.take(self.datastores)
-        return self.datastores
+        self.datastores.take()
+        return self.datastores.in_use
 
 
 def write(path: Path, name: str) -> None:
@@ -49,13 +48,13 @@ def write(path: Path, name: str) -> None:
 
 
 def names(engine: StubEngine) -> list[list[str]]:
-    return [sorted(store.document_names()) for store in engine.datastores]
+    return [sorted(store.document_names()) for store in engine.datastores.in_use]
 
 
 def followed(path: Path) -> tuple[StubEngine, Follower]:
     """Return an engine, and a follower of its datastore that has looked once."""
     engine = StubEngine(path)
-    follower = Follower(engine)
+    follower = Follower(engine.model, engine.datastores)
     follower.look()
     return engine, follower
 
@@ -68,10 +67,10 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_new_commit_is_used_from_the_next_step_on(store: Path) -> None:
     engine = StubEngine(store)
-    (before,) = engine.datastores
-    follower = Follower(engine)
+    (before,) = engine.datastores.in_use
+    follower = Follower(engine.model, engine.datastores)
     follower.look()
-    assert not engine.swap, "nothing is new"
+    assert not engine.datastores.has_news, "nothing is new"
     write(store, "b")
     follower.look()
     assert names(engine) == [["a"]]
@@ -89,7 +88,7 @@ def test_commits_of_an_idle_engine_do_not_pile_up(store: Path) -> None:
     for name in "bcd":
         write(store, name)
         follower.look()
-        opened += [other for other in engine.swap.current(engine.datastores) if other not in opened]
+        opened += [other for other in engine.datastores.current() if other not in opened]
     assert [bool(other.segments) for other in opened] == [False, False, True]
     engine.take()
     assert names(engine) == [["a", "b", "c", "d"]]
@@ -104,7 +103,7 @@ def test_a_damaged_commit_leaves_the_old_one_with_one_warning(store: Path, caplo
             follower.look()
             engine.take()
     assert names(engine) == [["a"]]
-    assert len(engine.datastores[0].rows([1, 2], 4, 4)) == 1
+    assert len(engine.datastores.in_use[0].rows([1, 2], 4, 4)) == 1
     assert len(caplog.records) == 1
     assert "continuing with the version that was open" in caplog.text
     (store / MANIFEST).write_bytes(good)
@@ -122,10 +121,10 @@ def test_what_could_not_be_opened_is_tried_again_later(store: Path, monkeypatch:
     kept = missing.with_name("kept")
     missing.rename(kept)
     follower.look()
-    assert not engine.swap
+    assert not engine.datastores.has_news
     kept.rename(missing)
     follower.look()
-    assert not engine.swap, "not at every look"
+    assert not engine.datastores.has_news, "not at every look"
     clock = SimpleNamespace(monotonic=lambda: 1e12)  # not that of event loops, whose timers would never end
     monkeypatch.setattr("rest_local.decoding.following.time", clock)
     follower.look()
@@ -136,11 +135,11 @@ def test_what_could_not_be_opened_is_tried_again_later(store: Path, monkeypatch:
 def test_a_datastore_that_is_built_later_is_opened_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "later"
     engine = StubEngine()
-    follower = Follower(engine, [path])
+    follower = Follower(engine.model, engine.datastores, [path])
     follower.look()
     build(path, [("x", np.arange(5))], vocabulary=VocabularyId("cd" * 32, 1000, "other"))
     follower.look()
-    assert not engine.swap, "its first commit is for another vocabulary"
+    assert not engine.datastores.has_news, "its first commit is for another vocabulary"
     assert not caplog.records
     build(path, [("a", np.arange(5))], vocabulary=TOY)
     follower.look()
@@ -165,12 +164,12 @@ def test_a_removed_datastore_is_closed_and_used_again_when_it_is_back(store: Pat
 
 def test_what_the_owner_stopped_using_does_not_come_back(store: Path) -> None:
     engine = StubEngine(store)
-    follower = Follower(engine, [store])
+    follower = Follower(engine.model, engine.datastores, [store])
     follower.look()
     write(store, "b")
     follower.look()
-    (old,) = engine.datastores
-    engine.datastores = []
+    (old,) = engine.datastores.in_use
+    engine.datastores.use([])
     old.close()
     assert engine.take() == []
     write(store, "c")
@@ -195,7 +194,9 @@ def test_an_older_commit_never_replaces_a_newer_one(store: Path, monkeypatch: py
     first = threading.Thread(target=follower.look)
     first.start()
     assert opened.wait(30)
-    write_without_open = threading.Thread(target=lambda: (monkeypatch.undo(), write(store, "c"), reopen(engine)))
+    write_without_open = threading.Thread(
+        target=lambda: (monkeypatch.undo(), write(store, "c"), reopen(engine.model, engine.datastores))
+    )
     write_without_open.start()
     go_on.set()
     first.join(30)
@@ -238,26 +239,26 @@ def test_a_saved_file_is_drafted_from_while_the_request_runs(following: Engine) 
     while len(stream.result.tokens) < 20:
         next(pieces)
     assert "datastore" not in stream.result.draft.by_source
-    cached = engine.slots[0].n_past
+    cached = engine.decoder.slots[0].n_past
     save(engine, [*engine.tokenize(PROMPT), *said])
     assert engine.follower is not None
     engine.follower.look()
     list(pieces)
     assert stream.result.tokens == said
     assert stream.result.draft.by_source["datastore"].accepted > 20
-    assert cached <= engine.slots[0].n_past, "the cells stay"
+    assert cached <= engine.decoder.slots[0].n_past, "the cells stay"
 
 
 def test_a_datastore_that_is_not_there_yet_can_be_awaited(tmp_path: Path, tiny_model: TinyModel) -> None:
     path = tmp_path / "later"
     with Engine(_config(tiny_model, path), lambda name, error, model: False) as engine, Service(engine) as service:
-        assert engine.datastores == []
+        assert engine.datastores.in_use == []
         build(path, [("a", np.arange(1, 9))], vocabulary=engine.model.vocabulary.identity)
         assert engine.follower is not None
         engine.follower.look()
         stream = service.submit(Request(engine.tokenize(PROMPT), max_tokens=3, datastores=("later",)))
         assert stream.wait(60).tokens
-        assert [store.path for store in engine.datastores] == [path]
+        assert [store.path for store in engine.datastores.in_use] == [path]
     shutil.rmtree(path)
 
 

@@ -117,7 +117,7 @@ def drafting(engine: Engine, drafted: int = 0, accepted: int = 0) -> Iterator[No
 
     How many are accepted depends on the rounding of the processor: 10 and 19 on two machines.
     """
-    counts = engine.totals.by_source.setdefault("model", {"drafted": 0, "accepted": 0})
+    counts = engine.decoder.totals.by_source.setdefault("model", {"drafted": 0, "accepted": 0})
     before = dict(counts)
     yield
     assert counts["drafted"] - before["drafted"] > drafted
@@ -137,7 +137,7 @@ def agree(one: Result, tokens: list[int]) -> None:
 def test_exact_answers_are_those_of_the_model_alone(
     exact: Engine, wanted: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert exact.capability.kind == "chain"
+    assert exact.decoder.context.capability.kind == "chain"
     with drafting(exact, 50, 6):
         for name, sampling in SAMPLINGS.items():
             with drafting(exact):
@@ -169,7 +169,7 @@ def test_several_requests_share_passes(fast: Engine, exact: Engine, monkeypatch:
         alone_said = [service.submit(asked(fast, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
         own = service.submit(asked(fast, PROMPTS[0], exact=True, policy="off")).wait(60)
         assert own.tokens == wanted
-        shared, alone = fast.contexts
+        shared, alone = fast.decoder.contexts
         drafter = shared.drafter
         assert drafter is not None
         together: list[int] = []
@@ -195,7 +195,7 @@ def test_a_prefix_is_used_again_and_shared(fast: Engine) -> None:
     """
     turn = "the same beginning of every request, and quite long\n" * 3
     said = [answer(fast, turn + end, 40, policy="off", logprobs=8, keep_prefix=False) for end in ("a", "b", "c")]
-    fast.forget()
+    fast.decoder.forget()
     with Service(fast) as service, drafting(fast, 20, 11):
         for _ in range(2):
             result = service.submit(asked(fast, turn + "a")).wait(60)
@@ -206,7 +206,7 @@ def test_a_prefix_is_used_again_and_shared(fast: Engine) -> None:
         others = [service.submit(asked(fast, turn + end)) for end in ("b", "c")]
         for one, stream in zip(said[1:], others, strict=True):
             agree(one, stream.wait(60).tokens)
-            if fast.capability.shares:
+            if fast.decoder.context.capability.shares:
                 assert stream.result.timings.cached_tokens > 100
                 assert stream.result.draft.by_source["model"].drafted > 0
         long.cancel()
@@ -216,7 +216,7 @@ def test_a_context_that_is_shifted(files: Files) -> None:
     with opened(files, n_ctx=128, exact=True) as engine:
         wanted = answer(engine, PROMPT, 120, policy="off", context_shift=True)
         assert wanted.truncated
-        engine.forget()
+        engine.decoder.forget()
         with drafting(engine, 20, 6):
             for _ in range(2):
                 assert answer(engine, PROMPT, 120, context_shift=True).tokens == wanted.tokens
@@ -225,12 +225,12 @@ def test_a_context_that_is_shifted(files: Files) -> None:
 
 def test_loaded_cells(files: Files, exact: Engine, tmp_path: Path) -> None:
     """What drafts has not seen that text; it goes on from there."""
-    exact.forget()
+    exact.decoder.forget()
     turn = [*exact.tokenize(PROMPT), *answer(exact, PROMPT, 8).tokens, *exact.tokenize("\nx = 1\n")]
-    assert exact.save_cells(tmp_path / "cells")
+    assert exact.decoder.context.cells.save(tmp_path / "cells")
     wanted = answer(exact, turn, policy="off").tokens
     with opened(files, exact=True) as engine:
-        assert engine.load_cells(tmp_path / "cells")
+        assert engine.decoder.context.cells.load(tmp_path / "cells")
         with drafting(engine, 10):
             result = answer(engine, turn)
         assert result.tokens == wanted
@@ -268,7 +268,7 @@ def test_passes_that_are_broken_off(exact: Engine, monkeypatch: pytest.MonkeyPat
         finally:
             self.breaker.number = number
 
-    exact.forget()
+    exact.decoder.forget()
     with Service(exact) as service, drafting(exact, 20):
         wanted = service.submit(asked(exact, PROMPT, 60, policy="off")).wait(60).tokens
         with monkeypatch.context() as patch:
@@ -276,7 +276,7 @@ def test_passes_that_are_broken_off(exact: Engine, monkeypatch: pytest.MonkeyPat
             for _ in range(2):
                 assert service.submit(asked(exact, PROMPT, 60)).wait(60).tokens == wanted
         assert service.submit(asked(exact, PROMPT, 60)).wait(60).tokens == wanted
-        drafter = exact.context.drafter
+        drafter = exact.decoder.context.drafter
         assert drafter is not None
         assert not drafter.failed
         assert len({*aborted}) == 2
@@ -308,7 +308,7 @@ def test_an_interrupt_at_every_decode(exact: Engine, monkeypatch: pytest.MonkeyP
             left[0] = 0
             assert answer(exact).tokens == wanted
     assert interrupts > 5
-    drafter = exact.context.drafter
+    drafter = exact.decoder.context.drafter
     assert drafter is not None
     assert not drafter.failed
 

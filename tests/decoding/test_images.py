@@ -84,7 +84,7 @@ def test_the_parts_in_which_an_image_is_evaluated_do_not_matter(opened: Open, mo
     given = prompt(whole, "abc {} def {} ", 1, 2, size=(96, 64))
     expected = answer(whole, given)
     parts = opened("qwen2vl", exact=True)
-    monkeypatch.setattr(parts.context.scheduler.backend, "n_batch", 7)
+    monkeypatch.setattr(parts.decoder.context.scheduler.backend, "n_batch", 7)
     assert answer(parts, prompt(parts, "abc {} def {} ", 1, 2, size=(96, 64))) == expected
 
 
@@ -95,9 +95,9 @@ def test_requests_in_the_same_passes_get_the_answers_that_they_get_alone(arch: s
     given = [prompt(engine, text, *range(number, number + text.count("{}"))) for number, text in enumerate(texts)]
     alone = []
     for each in given:
-        engine.forget()
+        engine.decoder.forget()
         alone.append(answer(engine, each))
-    engine.forget()
+    engine.decoder.forget()
     requests = [engine.request(tokens, images=images, max_tokens=20, sampling=GREEDY) for tokens, images in given]
     together = {each.number: each.result.tokens for each in engine.batch(iter(requests))}
     assert [together[number] for number in range(4)] == alone
@@ -149,18 +149,18 @@ def test_a_request_is_cancelled_while_its_image_is_encoded(opened: Open, held: H
 
 def test_after_an_image_whose_request_is_cancelled_passes_teach_what_they_cost_again(opened: Open) -> None:
     engine = opened(slots=2)
-    scheduler = engine.context.scheduler
-    other = engine.prepare(engine.request("abc abc", max_tokens=50, sampling=GREEDY, ignore_end=True))
+    scheduler = engine.decoder.context.scheduler
+    other = engine.decoder.prepare(engine.request("abc abc", max_tokens=50, sampling=GREEDY, ignore_end=True))
     tokens, images = prompt(engine, "what is {}? ", 1)
-    seeing = engine.prepare(engine.request(tokens, images=images, max_tokens=5))
-    engine.submit(seeing)
+    seeing = engine.decoder.prepare(engine.request(tokens, images=images, max_tokens=5))
+    engine.decoder.submit(seeing)
     while not scheduler.prefill.was_image:
-        engine.step()
-    engine.cancel(seeing)
-    engine.submit(other)
-    engine.step()
+        engine.decoder.step()
+    engine.decoder.cancel(seeing)
+    engine.decoder.submit(other)
+    engine.decoder.step()
     assert not scheduler.prefill.was_image
-    engine.cancel(other)
+    engine.decoder.cancel(other)
 
 
 def test_a_limit_of_time_ends_a_request_that_waits_for_its_image(opened: Open, held: Held) -> None:
@@ -230,16 +230,16 @@ def test_cells_of_a_text_with_images_are_saved_and_loaded(opened: Open, tmp_path
     engine = opened("qwen2vl")
     given = prompt(engine, "abc {} what? ", 1)
     expected = answer(engine, given)
-    assert engine.save_cells(tmp_path / "cells")
+    assert engine.decoder.context.cells.save(tmp_path / "cells")
     later = opened("qwen2vl")
-    assert later.load_cells(tmp_path / "cells") >= len(given[0])
+    assert later.decoder.context.cells.load(tmp_path / "cells") >= len(given[0])
     assert answer(later, prompt(later, "abc {} what? ", 1)) == expected
     assert encoded(later) == 0
 
 
 def test_the_history_gets_text_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, written = opened(), list[int]()
-    monkeypatch.setattr(engine, "_history", SimpleNamespace(add=written.extend))
+    monkeypatch.setattr(engine.decoder, "_history", SimpleNamespace(add=written.extend))
     monkeypatch.setattr(Sources, "use", lambda *_: None)
     result = answer(engine, prompt(engine, "abc {} what? ", 1), ignore_end=True)
     assert written == result
@@ -312,8 +312,8 @@ def test_lost_cells_are_evaluated_again(opened: Open, monkeypatch: pytest.Monkey
     engine = opened()
     given = prompt(engine, "abc {} what? ", 1)
     expected = answer(engine, given, policy="off")
-    engine.forget()
-    context = engine.context.backend
+    engine.decoder.forget()
+    context = engine.decoder.context.backend
     decode, calls = context.decode, []
 
     def failing() -> int:
@@ -408,7 +408,7 @@ def test_the_answer_is_that_of_libmtmd(arch: str, policy: str, tiny_model, tmp_p
     model, projector = tiny_model(arch), projector_for(arch, tmp_path)
     images = [picture(1), picture(2, (33, 64)), picture(3)]
     with Engine.load(model, mmproj=projector, n_ctx=512, exact=True, policy=policy, threads=1) as engine:
-        settings = ContextSettings.from_dict(engine.context.backend.settings.to_dict())
+        settings = ContextSettings.from_dict(engine.decoder.context.backend.settings.to_dict())
         expected, told = reference(engine.model, projector, settings, TEXT, images, N)
         marks = {f"<image {i}>": data for i, data in enumerate(images)}
         text = TEXT
@@ -423,5 +423,5 @@ def test_the_answer_is_that_of_libmtmd(arch: str, policy: str, tiny_model, tmp_p
             assert found == told[: len(found)]  # every bit
         assert engine.projector is not None
         assert engine.projector.encoded == 3
-        if policy == "rest" and engine.capability.kind != "none":
+        if policy == "rest" and engine.decoder.context.capability.kind != "none":
             assert result.draft.drafted

@@ -19,8 +19,9 @@ from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
 from rest_local.decoding.core import RequestState
+from rest_local.decoding.decoder import Decoder
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.following import DatastoreSwap
+from rest_local.decoding.following import OpenDatastores
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request import Request
@@ -290,24 +291,24 @@ def test_text_does_not_wait_for_the_pass_of_another_context() -> None:
     """A pass for exact requests, on their own context, would stand between two of the shared one."""
     devices = [FakeDevice(), FakeDevice()]
     schedulers = [ahead(device) for device in devices]
-    engine = object.__new__(Engine)
-    engine.swap = DatastoreSwap()
+    decoder = object.__new__(Decoder)
+    decoder.datastores = OpenDatastores()
     contexts: Any = [
         SimpleNamespace(scheduler=scheduler, step=lambda number, scheduler=scheduler: scheduler.step())
         for scheduler in schedulers
     ]
-    engine.contexts = contexts
+    decoder.contexts = contexts
     sequences = [
         sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)
     ]
     for scheduler, sequence in zip(schedulers, sequences, strict=True):
         scheduler.submit(sequence)
     for step in range(1, 10):
-        engine.step(step)
+        decoder.step(step)
         assert [len(sequence.result.tokens) for sequence in sequences] == [step, step]
-    engine.cancel(sequences[1])
+    decoder.cancel(sequences[1])
     for step in range(10, 15):
-        engine.step(step)
+        decoder.step(step)
         assert len(sequences[0].result.tokens) == step - 1, "alone again, with the next pass"
     schedulers[0].deliver()
     assert len(sequences[0].result.tokens) == 14, "before stores that were drafted from are closed, say"
@@ -346,7 +347,7 @@ def test_answers_log_probabilities_and_stops_are_the_same(
             prompt = engine.tokenize(PROMPT)
             whole = engine.generate(prompt, max_tokens=80, policy="off")
             text = "".join(piece.text for piece in whole)
-            engine.forget()
+            engine.decoder.forget()
             with Service(engine) as service:
                 requests = [
                     Request(prompt, max_tokens=80, policy=policy, logprobs=3),

@@ -235,7 +235,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
         policies += ["respec", "sam", ReSpec(trigger=False)] if drafter is not other else []
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
-            assert isinstance(engine.context.drafter, DraftModel)
+            assert isinstance(engine.decoder.context.drafter, DraftModel)
             accepted = dict.fromkeys(map(str, policies), 0)
             for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
                 alone = answer(engine, 40, policy="off", sampling=sampling)
@@ -252,7 +252,9 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
             if drafter is not other and name == "llama":
                 assert accepted["auto"] > 20
                 assert sum(accepted.values()) > 100
-                assert engine.context.auto.shared.model_stats.promise(0) > 0.5  # random weights are not confident
+                assert (
+                    engine.decoder.context.auto.shared.model_stats.promise(0) > 0.5
+                )  # random weights are not confident
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

@@ -69,16 +69,16 @@ def test_answers_are_those_without_drafts(engine: Engine, model: Path, tmp_path:
         assert min(result.draft.accepted for result in results) > 9, engine.warnings
         assert [result.truncated for result in results] == [False, False, True]
     assert alone[0].timings.cached_tokens > 0
-    engine.forget()
+    engine.decoder.forget()
     prompt = [*prompts[0], *known[0]]
     first = finish(engine, prompt, 8).tokens
-    assert engine.save_cells(tmp_path / "cells")
-    engine.forget()
-    assert engine.load_cells(tmp_path / "cells") == len(prompt) + 7
+    assert engine.decoder.context.cells.save(tmp_path / "cells")
+    engine.decoder.forget()
+    assert engine.decoder.context.cells.load(tmp_path / "cells") == len(prompt) + 7
     prompt += first
     kept = finish(engine, prompt, 8)
     assert kept.timings.cached_tokens >= len(prompt) - 1
-    engine.forget()
+    engine.decoder.forget()
     assert finish(engine, prompt, 8).tokens == kept.tokens
     _check_size_of_state(engine, model)
 
@@ -86,7 +86,7 @@ def test_answers_are_those_without_drafts(engine: Engine, model: Path, tmp_path:
 def _check_size_of_state(engine: Engine, model: Path) -> None:
     """Check that the header says how large the state is."""
     header = header_of(read_gguf(model), model)
-    backend = engine.context.backend
+    backend = engine.decoder.context.backend
     assert header.drafting == "chain"
     if model.stem != BLOCKS:  # The keys of BLOCKS do not say it.
         assert header.state_bytes <= len(backend.save(0, partial=True)) <= header.state_bytes + 1024
@@ -136,7 +136,7 @@ def test_a_head_gets_the_features_of_its_tokens_after_tokens_that_are_evaluated_
         prompt = engine.tokenize("for number in range(10): print(number)\n")
         plain = engine.generate(prompt, max_tokens=40).wait()
         wanted = dict(taken)
-        engine.forget()
+        engine.decoder.forget()
         taken.clear()
         half = half_right(engine, prompt, plain.tokens)
         drafted = engine.generate(prompt, max_tokens=40, policy=half).wait()

@@ -10,8 +10,8 @@ from support.fake_sequences import said, scheduler_of, sequence_of
 
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve, is_certain
 from rest_local.calibration.measuring import LoadMeter, Timing, probe_slot
-from rest_local.decoding import decode_context as calibration
-from rest_local.decoding.decode_context import MOST_BUSY, MOST_IDLE, SHARE, Calibration
+from rest_local.decoding import calibrating as calibration
+from rest_local.decoding.calibrating import MOST_BUSY, MOST_IDLE, SHARE, Calibration
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.auto import Auto

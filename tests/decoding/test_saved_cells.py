@@ -38,7 +38,7 @@ def saved(tiny_model: TinyModel, tmp_path: Path) -> Path:
     path = tmp_path / "x.cells"
     with open_engine(tiny_model("llama")) as engine:
         answer(engine, TEXT, 1)
-        assert engine.save_cells(path)
+        assert engine.decoder.context.cells.save(path)
     return path
 
 
@@ -50,14 +50,14 @@ def test_a_text_that_ends_earlier_is_answered_as_without_the_file(
     path = tmp_path / "cells"
     with open_engine(tiny_model(arch)) as engine:
         answer(engine, TEXT)
-        assert engine.save_cells(path)
+        assert engine.decoder.context.cells.save(path)
         texts, fresh = [engine.tokenize(TEXT)[: -n or None] for n in (0, 1, 3, 40)], []
         for text in texts:
-            engine.forget()
+            engine.decoder.forget()
             fresh.append(answer(engine, text)[0])
         for text, expected in zip(texts, fresh, strict=True):
-            engine.forget()
-            assert engine.load_cells(path)
+            engine.decoder.forget()
+            assert engine.decoder.context.cells.load(path)
             assert answer(engine, text)[0] == expected
 
 
@@ -71,7 +71,7 @@ def refused(model: Path, path: Path, caplog: pytest.LogCaptureFixture, **options
     with open_engine(model, **options) as engine:
         expected = answer(engine, NEXT)
     with open_engine(model, **options) as engine, caplog.at_level(logging.WARNING, "rest_local.engine"):
-        assert engine.load_cells(path) == 0
+        assert engine.decoder.context.cells.load(path) == 0
         assert answer(engine, NEXT) == expected
     return caplog.records[-1].getMessage().rpartition(": ")[2]
 
@@ -110,18 +110,18 @@ def test_cells_that_do_not_fit_are_not_used(
             Engine.load(tiny_model("llama"), n_ctx=n_ctx, threads=1, policy="off") as engine,
             caplog.at_level(logging.WARNING, "rest_local.engine"),
         ):
-            assert engine.context.backend.n_ctx == n_ctx
-            assert engine.load_cells(saved) == loaded
+            assert engine.decoder.context.backend.n_ctx == n_ctx
+            assert engine.decoder.context.cells.load(saved) == loaded
             assert answer(engine, "x = 1\n")[1] == 0
         assert ("do not fit" in caplog.text) == (loaded == 0)
 
 
 def test_missing_files_are_no_fault(tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(tiny_model("llama")) as engine:
-        assert engine.load_cells(tmp_path / "none") == 0
-        assert not engine.save_cells(tmp_path / "empty"), "nothing was evaluated"
+        assert engine.decoder.context.cells.load(tmp_path / "none") == 0
+        assert not engine.decoder.context.cells.save(tmp_path / "empty"), "nothing was evaluated"
         answer(engine, TEXT, 1)
-        assert not engine.save_cells(tmp_path / "no" / "folder")
+        assert not engine.decoder.context.cells.save(tmp_path / "no" / "folder")
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
         "there are none", "No such file or directory",
     ]  # fmt: skip

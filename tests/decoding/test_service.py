@@ -147,7 +147,7 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
             wanted = service.submit(Request(prompt, max_tokens=8)).wait(60).tokens
             seconds = service.statistics()["prompt_seconds"]
             for moment in (1, 4, 8):
-                service.run(lambda engine: engine.forget())
+                service.run(lambda engine: engine.decoder.forget())
                 stream = service.submit(Request(prompt, max_tokens=500))
                 with contextlib.suppress(TimeoutError):
                     stream.wait(seconds * moment / 10)
@@ -158,7 +158,7 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
 
 def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between finding a request alone and breaking off its pass, another one may have come and be served."""
-    abort, others = engine.abort, []
+    abort, others = engine.decoder.abort, []
     with Service(engine) as service:
 
         def late(*number: int) -> None:
@@ -169,7 +169,7 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
         stream = service.submit(asked(engine, PROMPTS[0], 900))
         next(iter(stream))
         codes = _codes(engine, monkeypatch)
-        monkeypatch.setattr(engine, "abort", late)
+        monkeypatch.setattr(engine.decoder, "abort", late)
         stream.cancel()
         monkeypatch.undo()
         assert len(others[0].wait(30).tokens) == 50
@@ -178,7 +178,7 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
 
 def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list of what every decode from now on returns."""
-    context, codes = engine.context.backend, []  # type: ignore[var-annotated]
+    context, codes = engine.decoder.context.backend, []  # type: ignore[var-annotated]
     decode = context.decode
 
     def noted() -> int:
@@ -193,7 +193,7 @@ def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     end: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, begun = engine.context.backend, threading.Event()
+    context, begun = engine.decoder.context.backend, threading.Event()
     decode = context.decode
 
     def endless() -> int:
@@ -202,7 +202,7 @@ def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
             assert context.remove(-1, int(context.batch.pos[0]))
         return code
 
-    engine.forget()
+    engine.decoder.forget()
     service = Service(engine)
     monkeypatch.setattr(context, "decode", endless)
     stream = service.submit(asked(engine, PROMPTS[0] * 5, 5))
@@ -242,7 +242,7 @@ def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
 
 def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(engine)
-    monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
+    monkeypatch.setattr(engine.decoder, "step", lambda number: 1 / 0)
     stream = service.submit(asked(engine, "a"))
     with pytest.raises(ServiceClosed):
         stream.wait(30)
@@ -250,7 +250,7 @@ def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, mo
         service.submit(asked(engine, "a"))
     monkeypatch.undo()
     service.close()
-    engine.context.scheduler.cancel_all()
+    engine.decoder.context.scheduler.cancel_all()
     with Service(engine) as again:
         assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
@@ -318,17 +318,17 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
 def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:
     """It goes on in another slot; the sequence that gets its first slot has other sources."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine:
-        scheduler = engine.context.scheduler
-        first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
+        scheduler = engine.decoder.context.scheduler
+        first, moved, last = (engine.decoder.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
         for sequence in (first, moved):
-            engine.submit(sequence)
+            engine.decoder.submit(sequence)
             while not sequence.text.has_slot:
-                engine.step()
+                engine.decoder.step()
         left = moved.text.slot
         scheduler.queue.make_room()
-        engine.cancel(first)  # Its slot holds the same prompt.
-        engine.submit(last)
-        engine.step()
+        engine.decoder.cancel(first)  # Its slot holds the same prompt.
+        engine.decoder.submit(last)
+        engine.decoder.step()
         assert moved.text.slot is not left
         assert last.text.slot is left
         assert moved.speculation.sources is not last.speculation.sources
@@ -356,7 +356,7 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
     """It does so at first, and each time that there was work since."""
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)
-    monkeypatch.setattr(engine, "trim", trimmed.release)
+    monkeypatch.setattr(engine.datastores, "trim", trimmed.release)
     with Service(engine) as service:
         assert trimmed.acquire(timeout=30)
         for _ in range(3):
@@ -372,9 +372,9 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    monkeypatch.setattr("rest_local.decoding.decode_context.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("rest_local.decoding.calibrating.IDLE_SHARE", 1e9)
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
-        calibration = engine.context._calibration
+        calibration = engine.decoder.context.calibration
         monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
         timed: list[int] = []
         measure = calibration._measure
@@ -403,7 +403,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
             submitted.set()
         return False
 
-    monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
+    monkeypatch.setattr(engine.decoder, "use_idle_time", use_idle_time)
     with Service(engine) as service:
         started.set()
         assert submitted.wait(10)
@@ -421,8 +421,8 @@ def test_a_request_breaks_off_idle_work(engine: Engine, monkeypatch: pytest.Monk
             assert broken_off.wait(10)
         return False
 
-    monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
-    monkeypatch.setattr(engine, "abort", lambda number=None: broken_off.set() if number in numbers else None)
+    monkeypatch.setattr(engine.decoder, "use_idle_time", use_idle_time)
+    monkeypatch.setattr(engine.decoder, "abort", lambda number=None: broken_off.set() if number in numbers else None)
     with Service(engine) as service:
         assert begun.wait(10)
         assert len(service.submit(asked(engine, PROMPTS[0], 4)).wait(60).tokens) == 4

@@ -104,7 +104,7 @@ def test_exact_answers_are_the_same_bits(tiny_model: TinyModel) -> None:
     model = tiny_model("llama")
     first = text(5 * PART)
     with opened(model, exact=True, sessions=0, policy="auto") as engine:
-        engine.compare()
+        engine.decoder.context.compare()
         said, _ = answer(engine, first)
         second = [*first, *said, *text(40, seed=1)]
         expected, cached = told(engine, second)
@@ -260,7 +260,7 @@ def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> 
     model = tiny_model("llama")
     with opened(model) as engine:
         said, _ = answer(engine, text(900))
-        names = engine.context.sessions.files.names(text(900), "").parts  # type: ignore[union-attr]
+        names = engine.decoder.context.scheduler.slots.sessions.files.names(text(900), "").parts  # type: ignore[union-attr]
     next(path for path in files() if path.stem == names[3]).unlink()
     with opened(model) as engine:
         assert answer(engine, text(900)) == (said, 3 * PART)
@@ -294,7 +294,7 @@ def test_files_are_private_the_bound_is_kept_and_the_newest_stay(tiny_model: Tin
     with opened(model, sessions=10 * size + 10) as engine:
         for seed in range(1, 8):
             answer(engine, text(513, seed), 1)
-            engine.context.sessions.files.writes.flush(10)  # type: ignore[union-attr]
+            engine.decoder.context.scheduler.slots.sessions.files.writes.flush(10)  # type: ignore[union-attr]
             assert sum(path.stat().st_size for path in files()) <= 10 * size + 10
     with opened(model, sessions=10 * size + 10) as engine:
         assert answer(engine, text(600, 7), 1)[1] == 513
@@ -312,9 +312,9 @@ def test_a_slot_is_saved_by_name_while_the_folder_is_full(tiny_model: TinyModel)
     (home / "other" / "full.cells").write_bytes(bytes(16 << 20))
     with opened(tiny_model("llama"), sessions=16 << 20) as engine:
         answer(engine, text(300), 4)
-        named = engine.context.named_slots(lambda call: call())
+        named = engine.decoder.context.cells.named_slots(lambda call: call())
         assert named is not None
-        held = [slot.n_past for slot in engine.context.scheduler.slots.slots]
+        held = [slot.n_past for slot in engine.decoder.context.scheduler.slots.slots]
         assert [named.save(held.index(max(held)), name).tokens for name in ("one", "two")] == [max(held)] * 2
     assert sorted(path.name for path in (home / "slots").iterdir()) == ["slot-one.cells", "slot-two.cells"]
 
@@ -436,7 +436,9 @@ def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog:
         assert len(files()) == whole
         assert len(list(folder.rglob(".rest-local-new-*"))) == 1
         with opened(model) as engine, caplog.at_level(logging.WARNING, "rest_local.sessions"):
-            engine.save_no_sessions()
+            sessions = engine.decoder.context.scheduler.slots.sessions
+            assert sessions is not None
+            sessions.stop_saving()
             said, cached = answer(engine, text(900))
             assert said == expected
             found.append(cached)
@@ -559,19 +561,19 @@ def test_idle_texts_are_saved_while_others_generate(tiny_model: TinyModel, monke
     monkeypatch.setattr(sessions, "SHARE", 100.0)
     with opened(tiny_model("llama"), slots=2) as engine:
         answer(engine, text(500))
-        state = engine.prepare(Request(text(20, 1), max_tokens=500, ignore_end=True))
-        engine.submit(state)
+        state = engine.decoder.prepare(Request(text(20, 1), max_tokens=500, ignore_end=True))
+        engine.decoder.submit(state)
         while len(files()) < 4 and not state.done:
-            engine.step()
+            engine.decoder.step()
         assert len(files()) == 4
         assert not state.done
-        engine.cancel(state)
+        engine.decoder.cancel(state)
 
 
 def test_after_an_unexpected_error_nothing_is_saved(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tiny_model("llama")) as engine, Service(engine) as service:
         list(service.submit(Request(text(500), max_tokens=1)))
-        monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
+        monkeypatch.setattr(engine.decoder, "step", lambda number: 1 / 0)
         stream = service.submit(Request(text(20), max_tokens=1))
         with pytest.raises(Exception, match="takes no more requests"):
             list(stream)

@@ -118,7 +118,7 @@ def test_a_session_of_twenty_turns_evaluates_what_is_new(
     engine: Engine, kind: Callable[[Session], Iterator[None]], at_once: int
 ) -> None:
     """`at_once`: conversations that take turns, with one system prompt."""
-    engine.forget()
+    engine.decoder.forget()
     sessions = [Session(engine, seed) for seed in range(1, at_once + 1)]
     turns = [kind(session) for session in sessions]
     for turn in range(TURNS):
@@ -132,7 +132,7 @@ def test_checkpoints_are_bounded_in_number_and_bytes(tiny_model: TinyModel, monk
     with Engine.load(tiny_model("mamba", n_ctx=8192), n_ctx=8192, policy="off", threads=1) as engine:
         prompt = Session(engine, 1).words(6000)
         list(engine.generate(prompt, max_tokens=2))
-        (slot,) = engine.slots
+        (slot,) = engine.decoder.slots
         places = [at for at, _ in slot.checkpoints.states]
         assert len(places) <= checkpoints.MOST_CHECKPOINTS
         state = engine.statistics()["checkpoint_bytes"] // len(places)

@@ -84,7 +84,7 @@ def test_a_greedy_request_gives_the_same_answer_after_other_requests_and_in_ever
 def exact(smollm2: Path) -> Iterator[Engine]:
     """Return an exact engine. In a context of this length, the self-test takes 256 rows."""
     with Engine.load(smollm2, n_ctx=768, exact=True) as engine:
-        assert engine.exact
+        assert engine.decoder.context.exact
         yield engine
 
 

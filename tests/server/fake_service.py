@@ -18,7 +18,7 @@ from support.toy import demo_model
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.following import DatastoreSwap
+from rest_local.decoding.following import OpenDatastores
 from rest_local.decoding.request import Predictions, Request
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
@@ -38,7 +38,6 @@ def _model() -> Model:
 class FakeEngine:
     """The part of an engine that the server reads."""
 
-    generates = True
     tokenize, image_prompt = Engine.tokenize, Engine.image_prompt
     request = Engine.request
 
@@ -46,14 +45,15 @@ class FakeEngine:
         self.model = copy(_model())
         self.n_ctx = n_ctx
         self.config, self.sampling = EngineConfig(), SamplingDefaults()
-        self.predictions = Predictions(self.model.vocabulary, n_ctx)
-        self.datastores: list[Any] = []
+        self.datastores = OpenDatastores()
         self.projector = None
-        self.swap = DatastoreSwap()
-        self.context = SimpleNamespace(named_slots=lambda run, user: None)
-
-    def catch_up(self) -> None:
-        self.datastores = self.swap.take(self.datastores)
+        context = SimpleNamespace(cells=SimpleNamespace(named_slots=lambda run, user: None))
+        self.decoder = SimpleNamespace(
+            predictions=Predictions(self.model.vocabulary, n_ctx),
+            contexts=[context],
+            context=context,
+            use_datastores=self.datastores.take,
+        )
 
     def close(self) -> None:
         pass

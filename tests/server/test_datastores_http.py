@@ -99,12 +99,12 @@ def test_reload_opens_the_newest_commit(scripted: Scripted) -> None:
     live = scripted()
     assert put(live, "hup", "a.py") == 200
     engine = live.service.engine
-    vocabulary, size = engine.model.vocabulary, len(engine.datastores[0])
+    vocabulary, size = engine.model.vocabulary, len(engine.datastores.in_use[0])
     identity = VocabularyId(*vocabulary.identity)
     add(datastore_path("hup"), [("b.py", vocabulary.tokenize("second text"))], vocabulary=identity)
-    assert len(engine.datastores[0]) == size
+    assert len(engine.datastores.in_use[0]) == size
     live.serving.reload()  # It reloads in a thread of its own.
-    until(lambda: len(engine.datastores[0]) > size)
+    until(lambda: len(engine.datastores.in_use[0]) > size)
 
 
 def test_removing_the_last_document_removes_the_datastore(demo: Live) -> None:
@@ -201,7 +201,7 @@ def test_other_users_change_nothing_without_the_option_and_only_what_is_open(scr
     assert changes(allowed, "private") == changes(allowed, "new") == (404, 404)
     with Datastore.open(datastore_path("private")) as store:
         assert store.document_names() == ["a.py"]
-        allowed.service.engine.datastores.append(store)
+        allowed.service.engine.datastores.in_use.append(store)
         assert changes(allowed, "private") == (200, 200)
 
 
@@ -250,6 +250,6 @@ def test_what_http_opens_is_mapped_only_where_the_engine_maps(
     assert live.post("/datastores/mine/search", {"text": "x"}).status_code == 200
     with live.client() as client:
         assert client.delete("/datastores/mine/documents/a.py").status_code == 200
-    (store,) = live.service.engine.datastores
+    (store,) = live.service.engine.datastores.in_use
     assert bool(store._maps) == mmap
     assert (False not in asked) if mmap else (set(asked) == {False})

@@ -123,16 +123,16 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
     monkeypatch.setattr("rest_local.decoding.engine.open_context", refuse)
     monkeypatch.setattr("rest_local.decoding.opening.load_fallback.choose", refuse)
     with Engine.load(vectors.path, history=True) as engine:
-        assert not engine.generates
+        assert not engine.decoder.contexts
         assert not engine.warnings
         assert engine.statistics()["requests"] == 0
-        engine.forget()
+        engine.decoder.forget()
         with pytest.raises(CannotGenerate, match="makes embeddings"):
             engine.generate("the cat")
         (ended,) = engine.batch([engine.request("the cat")])
         assert isinstance(ended.error, CannotGenerate)
         with pytest.raises(CannotGenerate):
-            _ = engine.cost_curve
+            _ = engine.decoder.context.tuning.curve
 
 
 def test_an_encoder_that_pools_nothing_is_refused(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_turns_evictions_and_restarts(
             while time.monotonic() < ends:
                 _turns(service, texts, rng, counts, min(ends, time.monotonic() + 1.0))
                 memory.append(resident_mb())
-            _check_cells(service, engine.context.backend)
+            _check_cells(service, engine.decoder.context.backend)
         opened.append(descriptors())
         home = cache_dir() / "sessions"
         assert sum(path.stat().st_size for path in home.rglob("*.cells")) <= limit
@@ -80,7 +80,7 @@ def _turns(service: Service, texts: list[list[int]], rng: random.Random, counts:
     def run(call: Callable[[], Any], /) -> Any:
         return service.run(lambda engine: call())
 
-    files = service.engine.context.named_slots(run)
+    files = service.engine.decoder.context.cells.named_slots(run)
     assert files is not None
     while time.monotonic() < over:
         chosen = rng.sample(range(CONVERSATIONS), 2)
@@ -127,10 +127,10 @@ def _check_cells(service: Service, context: Any) -> None:
     """Check that each sequence id holds what its slot says, and no other id anything."""
 
     def held(engine: Engine) -> None:
-        slots = engine.slots
+        slots = engine.decoder.slots
         for slot in slots:
             assert context.end(slot.branches.first_id) == slot.n_past
-        engine.forget()
+        engine.decoder.forget()
         assert all(context.end(seq) == 0 for seq in range(len(slots) * context.n_branches))
 
     service.run(held)

@@ -62,8 +62,8 @@ def forget_learned(engine: Engine) -> None:
     """Have cells and planner begin anew, as in an engine that was just opened. Else what was learned
     in other tests decides whether what drafts is asked.
     """
-    engine.forget()
-    for context in engine.contexts:
+    engine.decoder.forget()
+    for context in engine.decoder.contexts:
         auto = decode_context.Auto(context.tuning.curve)
         auto.shared.drafter = context.auto.shared.drafter
         context.auto = context._policies[auto.name] = auto
@@ -76,7 +76,7 @@ def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]
     resident memory after a third of them, and at the end.
     """
     rng = random.Random(seed)
-    drafter = engine.context.drafter
+    drafter = engine.decoder.context.drafter
     assert isinstance(drafter, Head | DraftModel)
     cancelled, first_mb, begun = 0, 0.0, time.perf_counter()
     with Service(engine, queue=64) as service:
@@ -99,15 +99,15 @@ def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]
             done += len(streams)
             if not first_mb and done >= requests / 3:
                 first_mb = resident_mb()
-        service.run(lambda engine: engine.forget())
+        service.run(lambda engine: engine.decoder.forget())
         last_mb = resident_mb()
     assert not drafter.failed
-    counts = engine.totals.by_source["model"]
-    for context in (engine.context.backend, drafter.context):
+    counts = engine.decoder.totals.by_source["model"]
+    for context in (engine.decoder.context.backend, drafter.context):
         ids = range(context.n_slots * context.n_branches)
         assert [seq for seq in ids if context.begin(seq) >= 0] == []
     if isinstance(drafter, Head):
-        for slot in engine.slots:
+        for slot in engine.decoder.slots:
             text = slot.draft_text
             assert isinstance(text, HeadText)
             assert not text._pending

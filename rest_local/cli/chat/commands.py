@@ -245,15 +245,15 @@ def _datastore(talk: Talk, argument: str) -> None:
     if word == "add" and name:
         _add_datastore(talk, name)
     elif word == "remove" and name:
-        found = [store for store in engine.datastores if name in (store.path.name, str(store.path))]
+        found = [store for store in engine.datastores.in_use if name in (store.path.name, str(store.path))]
         if not found:
             raise OptionError(f"datastore {name} is not in use; /datastore list shows those that are")
-        talk.use_datastores([store for store in engine.datastores if store not in found])
+        talk.use_datastores([store for store in engine.datastores.in_use if store not in found])
         for store in found:
             store.close()
     elif word not in ("", "list"):
         raise OptionError("/datastore: add NAME, remove NAME, or list")
-    used = [store.path.name for store in engine.datastores]
+    used = [store.path.name for store in engine.datastores.in_use]
     others = [other for other in list_datastores() if other not in used]
     note(f"drafts come from: {', '.join(used) or 'none'}" + (f"; not in use: {', '.join(others)}" if others else ""))
 
@@ -264,12 +264,12 @@ def _add_datastore(talk: Talk, name: str) -> None:
     from rest_local.retrieval.home import datastore_path
 
     engine = talk.engine
-    if any(other.path == datastore_path(name) for other in engine.datastores):
+    if any(other.path == datastore_path(name) for other in engine.datastores.in_use):
         raise OptionError(f"datastore {name} is in use already")
     unusable = opening.unusable(engine.config.build_missing, is_named=True)
     with ExitStack() as undo:
         stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)
-        talk.use_datastores([*engine.datastores, *stores])
+        talk.use_datastores([*engine.datastores.in_use, *stores])
         undo.pop_all()
 
 
@@ -382,7 +382,7 @@ def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
         yield from names()
         yield from paths(rest, (".gguf",))
     elif word == "datastore":
-        used = [store.path.name for store in talk.engine.datastores]
+        used = [store.path.name for store in talk.engine.datastores.in_use]
         yield from ("add", "remove", "list")
         yield from (f"add {name}" for name in list_datastores() if name not in used)
         yield from (f"remove {name}" for name in used)

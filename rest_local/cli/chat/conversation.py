@@ -3,7 +3,7 @@
 Messages are in OpenAI's form, so they go to `Engine.chat` and into a session file as they are. A session NAME has
 
 - `NAME.json`, written whole after each answer: the format, the model's name, the system message, the messages. -
-`NAME.cells`, the KV cache when the session was left (`Engine.save_cells`). If it is deleted, the conversation is
+`NAME.cells`, the KV cache when the session was left (`CellStore.save`). If it is deleted, the conversation is
 evaluated again. - `NAME.lock`, which the one process that has the session open has locked.
 
 A damaged JSON file is refused, because going on would overwrite it. The module knows no engine and no terminal.

@@ -86,7 +86,7 @@ class Talk(Closing):
         if not images:
             return
         from rest_local.chat.images import part_of
-        from rest_local.decoding.engine import NO_PROJECTOR_HERE
+        from rest_local.decoding.decoder import NO_PROJECTOR_HERE
 
         projector = self.engine.projector
         if projector is None:
@@ -184,7 +184,7 @@ class Talk(Closing):
         self.session, self.conversation = session, conversation
         if not conversation.messages:
             return
-        n_cells = self.engine.load_cells(session.cells)
+        n_cells = self.engine.decoder.context.cells.load(session.cells)
         self._n_cached = self._n_characters() if n_cells else 0
         if self.interactive and not self._as_json:
             kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
@@ -208,7 +208,7 @@ class Talk(Closing):
             return
         try:
             if self._cells_are_new and self.conversation.messages:
-                self.engine.save_cells(session.cells)
+                self.engine.decoder.context.cells.save(session.cells)
                 self._cells_are_new = False
         finally:
             session.close()
@@ -217,7 +217,7 @@ class Talk(Closing):
 
     def use_datastores(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, with another model as well. The caller closes those used before."""
-        self.engine.use_datastores(datastores)
+        self.engine.decoder.use_datastores(datastores)
         self._chosen_datastores = tuple(str(store.path) for store in datastores)
 
     def use_model(self, model: str) -> None:

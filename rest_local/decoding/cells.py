@@ -1,0 +1,89 @@
+"""The cells of one context on disk: sessions, saved slots, and files of one text."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rest_local.kv_cache import cell_format, slot_files
+from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
+from rest_local.kv_cache.cell_format import PART
+from rest_local.kv_cache.sessions import Sessions
+from rest_local.kv_cache.slot_files import NamedSlots, Run
+from rest_local.kv_cache.slots import Slots
+from rest_local.llama.context import Context
+from rest_local.llama.model import Model
+from rest_local.paths import cache_dir
+
+log = logging.getLogger("rest_local.engine")
+
+
+@dataclass(frozen=True)
+class CellFormat:
+    """What cells on disk say of the context that they are from, and into how many tokens a text is cut there."""
+
+    made: Mapping[str, str]
+    part: int
+    shares: bool
+
+    @classmethod
+    def of(cls, model: Model, backend: Context, shares: bool, exact: bool) -> CellFormat:
+        # Of a sliding window, llama.cpp saves only that before the last token of a part.
+        return cls(cell_format.made_with(model, backend.settings, exact), min(PART, backend.n_swa or PART), shares)
+
+    def open_sessions(self, limit: int) -> tuple[Sessions | None, str]:
+        """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning."""
+        try:
+            files = CellFiles(cache_dir() / SESSIONS, self.made, limit, part=self.part)
+        except OSError as error:
+            return None, f"no sessions are kept on disk: {error.filename}: {error.strerror}"
+        return Sessions(files, self.shares), ""
+
+
+class CellStore:
+    """Saves what the slots of a context hold, and loads it."""
+
+    def __init__(self, slots: Slots, format: CellFormat) -> None:
+        self._slots, self._format = slots, format
+
+    def save(self, path: Path) -> bool:
+        """Write the longest text that the KV cache holds to a file, for `load` of a later engine.
+
+        Returns False, with a warning in the log, where that fails or nothing is held. Only while no request runs. Takes
+        the space of the cells.
+        """
+        slot = max(self._slots.slots, key=lambda slot: slot.n_past)
+        problem, made = "there are none", self._format
+        try:
+            if slot.n_past:
+                planned = slot_files.plan(slot, made.made, made.part, made.shares, most=sys.maxsize)
+                assert planned is not None
+                slot_files.save(slot, path, planned)
+                return True
+        except OSError as error:
+            problem = error.strerror or str(error)
+        log.warning("the cells of the conversation are not kept in %s: %s", path, problem)
+        return False
+
+    def load(self, path: Path) -> int:
+        """Have the text of `save` in the KV cache, so that a prompt that begins with it need not be evaluated.
+
+        Returns how many tokens it has. Cells that are damaged, of another model, of other settings or of another build
+        of llama.cpp are left out with a warning in the log. Only while no request runs.
+        """
+        try:
+            return slot_files.load(self._slots.slots[0], path, self._format.made).tokens
+        except FileNotFoundError:
+            return 0
+        except (OSError, cell_format.Unusable) as error:
+            log.warning("the cells in %s are not used, the text is evaluated again: %s", path, error)
+            return 0
+
+    def named_slots(self, run: Run, user: str = "") -> NamedSlots | None:
+        """Return what saves the slots by name, for one user; None where no sessions are kept."""
+        if (sessions := self._slots.sessions) is None:
+            return None
+        return NamedSlots(sessions.files, self._slots, self._format.shares, run, user)
