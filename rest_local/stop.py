@@ -1,8 +1,9 @@
 """End work: `Closing` is the base of what closes at the end of a block, and `Stop` stops a thread that loads a model or
 measures with llama.cpp when nobody needs its work any more.
 
-Contract of `Stop`: the thread works inside `with stop.here():`. `set`, called from another thread, aborts its decode
-(on the CPU) and lets its next decode raise ServiceClosed. Other threads are not affected, nor is this one afterwards.
+Contract of `Stop`: the thread works inside `with stop.here():`, and such blocks may be nested. `set`, called from
+another thread, aborts its decode (on the CPU) and lets its next decode raise ServiceClosed. Other threads are not
+affected, nor is this one afterwards.
 This module knows nothing about llama.cpp: `rest_local.llama.context` calls `enter` before every decode.
 """
 
@@ -44,11 +45,12 @@ class Stop:
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
         """Let `set` stop the work of this thread while the block runs."""
-        _here.stop = self
+        outer = _stops()
+        _here.stops = (*outer, self)
         try:
             yield
         finally:
-            _here.stop = self._abort = None
+            _here.stops, self._abort = outer, None
 
     def set(self) -> None:
         """Stop the thread. Any thread may call it, and it cannot be undone."""
@@ -69,13 +71,16 @@ class Stop:
 
 def enter(abort: Callable[[], object]) -> None:
     """Prepare for a decode in this thread, which `abort` ends. Raises ServiceClosed if the thread was stopped."""
-    stop: Stop | None = getattr(_here, "stop", None)
-    if stop is not None:
+    for stop in _stops():
         stop.enter(abort)
 
 
 def check() -> None:
     """Raise ServiceClosed if this thread was stopped. Long work calls it between its parts."""
-    stop: Stop | None = getattr(_here, "stop", None)
-    if stop is not None:
+    for stop in _stops():
         stop.check()
+
+
+def _stops() -> tuple[Stop, ...]:
+    stops: tuple[Stop, ...] = getattr(_here, "stops", ())
+    return stops

@@ -197,7 +197,11 @@ def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Co
         unsuitable = tuning.unsuitable = [resized(each, wanted) for each in tuning.unsuitable]
         if fidelity != "exact" or tuning.settings not in unsuitable or _all_tried(model, tuning):
             context = Context(model, tuning.settings)
-            continue_self_test(model, context, tuning, EXACT_TEST_S)
+            try:
+                continue_self_test(model, context, tuning, EXACT_TEST_S)
+            except BaseException:  # It was stopped, say.
+                context.close()
+                raise
             if tuning.settings not in unsuitable or _all_tried(model, tuning):
                 return context, tuning
             context.close()
@@ -345,7 +349,11 @@ def _choose_exact(
         capability = capability_of(model, context, "exact")
         if capability.kind == "none":
             return context, {}
-        found = run_exact_self_test(model, context, capability, EXACT_TEST_S)
+        try:
+            found = run_exact_self_test(model, context, capability, EXACT_TEST_S)
+        except BaseException:  # It was stopped, say.
+            context.close()
+            raise
         if not found["different"]:
             return context, found
         context.close()

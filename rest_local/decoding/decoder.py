@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack
 from dataclasses import replace
 
+from rest_local import stop
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import Request, RequestState, Slot
 from rest_local.decoding.decode_context import DecodeContext, open_exact
@@ -35,6 +36,7 @@ from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policies import POLICIES
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.history import History
+from rest_local.stop import Stop
 
 WAIT_S = 0.05  # for an image that all requests wait for, before commands are looked at again
 NO_PROJECTOR_HERE = "the model has no projector here, so it takes no images; give its `mmproj`"
@@ -60,6 +62,7 @@ class Decoder:
         self.totals = Totals()
         self._config, self._projector, self._history = config, projector, history
         self._opening = threading.Lock()  # held while the context for exact requests is opened
+        self._stop = Stop()  # for the thread that opens it
 
     @property
     def context(self) -> DecodeContext:
@@ -160,17 +163,23 @@ class Decoder:
 
     def _context_of(self, exact: bool) -> DecodeContext:
         """Return the context for such requests. The first exact request of an engine that is not exact opens another
-        one, in seconds. Raises ModelError where that does not fit the memory, or the model is closed.
+        one, in seconds, which `Stop` ends in any thread that waits for it. Raises ModelError where it does not fit the
+        memory, or the model is closed.
         """
         shared = self.context
         if shared.exact or not exact:
             return shared
-        with self._opening:
+        while not self._opening.acquire(timeout=WAIT_S):
+            stop.check()
+        try:
             if len(self.contexts) == 1:
                 if self.model.closed:
                     raise ModelError(f"model {self.model.path}: is closed")
-                self.contexts.append(open_exact(shared))
+                with self._stop.here():
+                    self.contexts.append(open_exact(shared))
             return self.contexts[1]
+        finally:
+            self._opening.release()
 
     def submit(self, state: RequestState) -> None:
         """Queue a prepared request, unless it was cancelled meanwhile; `step` until it is done."""
@@ -244,6 +253,7 @@ class Decoder:
 
     def close(self) -> None:
         """End all requests, keep what is to be kept, and free everything; again does nothing."""
+        self._stop.set()
 
         def free() -> None:
             if self._projector:

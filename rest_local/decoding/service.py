@@ -56,7 +56,7 @@ from rest_local.decoding.streaming import Stream
 from rest_local.errors import QueueFull, ServiceClosed
 from rest_local.llama.model import Model
 from rest_local.llama.sampling_defaults import SamplingDefaults
-from rest_local.stop import Closing
+from rest_local.stop import Closing, Stop
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -449,10 +449,11 @@ class AsyncEngine:
 async def _in_thread(call: Callable[[], T], undo: Callable[[T], None]) -> T:
     """What `call` returns, from a thread. A thread cannot be cancelled: where the task is, `Stop`
     ends what it computes, or `undo` gets the result."""
-    lock, given_up, made = threading.Lock(), threading.Event(), list[T]()
+    lock, given_up, made, stop = threading.Lock(), threading.Event(), list[T](), Stop()
 
     def work() -> T:
-        result = call()
+        with stop.here():
+            result = call()
         with lock:
             if not given_up.is_set():
                 made.append(result)
@@ -465,6 +466,7 @@ async def _in_thread(call: Callable[[], T], undo: Callable[[T], None]) -> T:
     except asyncio.CancelledError:
         with lock:
             given_up.set()
+        stop.set()
         for result in made:
             undo(result)
         raise

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.calibration import tuning
 from rest_local.calibration.measuring import LoadMeter
 from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.forward import ABORTED
@@ -18,6 +19,9 @@ from rest_local.decoding.results import Totals
 from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
 from rest_local.errors import ModelError, OptionError, PromptEmpty, QueueFull, RestLocalError, ServiceClosed
+from rest_local.llama.context import Context
+from rest_local.llama.model import Model
+from rest_local.stop import Stop
 
 TinyModel = Callable[..., Path]
 PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
@@ -280,6 +284,55 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
             service.submit(asked(engine, "b", 5, exact=True))
         assert len(other.wait(30).tokens) == 60
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+def test_an_engine_that_is_closed_does_not_wait_for_the_self_test_of_exact_requests(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor does a request that is given up, nor one that waits for the first. The context is closed."""
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    begun, opened, closed = threading.Event(), list[Context](), list[Context]()
+
+    def endless(model: Model, context: Context, *_: object) -> dict[str, Any]:
+        close = context.close
+        monkeypatch.setattr(context, "close", lambda: (closed.append(context), close()))
+        opened.append(context)
+        while True:
+            context.batch.fill([1], [0], 0, 1, 1)
+            context.decode()
+            context.clear()
+            begun.set()
+
+    monkeypatch.setattr(tuning, "run_exact_self_test", endless)
+    errors: list[Exception] = []
+
+    def ask(engine: Engine, stop: Stop) -> None:
+        with stop.here():
+            try:
+                engine.decoder.prepare(asked(engine, "b", 5, exact=True))
+            except ServiceClosed as error:
+                errors.append(error)
+
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
+        stops = [Stop(), Stop()]
+        threads = [threading.Thread(target=ask, args=(engine, stop)) for stop in stops]
+        threads[0].start()
+        assert begun.wait(60)
+        threads[1].start()
+        stops[1].set()
+        threads[1].join(60)
+        assert len(errors) == 1
+        stops[0].set()
+        threads[0].join(60)
+        assert len(errors) == 2
+        begun.clear()
+        last = threading.Thread(target=ask, args=(engine, Stop()))
+        last.start()
+        assert begun.wait(60)
+    last.join(60)
+    assert len(errors) == 3
+    assert closed == opened
+    assert len(opened) == 2
 
 
 def test_others_are_served_while_the_context_for_exact_requests_is_opened(
