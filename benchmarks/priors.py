@@ -78,7 +78,7 @@ class Threshold(Policy):
         begun = time.perf_counter()
         rows = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        growth = Growth(rows, self.acceptance.estimate, limit, at.leaves, self.calibrator.calibrate)
+        growth = Growth(rows, self.acceptance.estimate, limit, at.leaves, self.calibrator.calibrate, newest=at.newest)
         grow([growth], lambda p: p >= self.least, limit)
         growth.draft.lookup_us = lookup_us
         return growth.draft

@@ -24,7 +24,7 @@ from rest_local.decoding.stream import TARGET
 from rest_local.decoding.text import Text
 from rest_local.decoding.verify import TokenConstraint, Verifier, prune
 from rest_local.drafting.origins import Decode, origins_of
-from rest_local.drafting.sources import NO_BIGRAM, SOURCES, ForcedRows, Lookup, PrecedingBigram
+from rest_local.drafting.sources import NO_BIGRAM, SOURCES, ForcedRows, Lookup
 from rest_local.drafting.tree import Draft, DraftTree, Layout
 from rest_local.kv_cache.slot import BatchBuilder
 from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy, StepContext
@@ -85,7 +85,7 @@ class Speculation:
             draft_text.begin_step()
         before, last = (*NO_BIGRAM, *self.text.tokens[-2:])[-2:]
         constraint = self.verifier.constraint
-        forced = None if constraint is None else partial(_forced, constraint, limit, (before, last))
+        forced = None if constraint is None else partial(_forced, constraint, limit)
         rollback = slot.backend.rollback
         checkpoint = NO_CHECKPOINT
         if limit > rollback:
@@ -226,7 +226,7 @@ class Speculation:
         return Step(verdict.tokens, sources, told, [*origins, *([None] * n_own)])
 
 
-def _forced(constraint: TokenConstraint, most: int, newest: PrecedingBigram, path: Sequence[int]) -> list[ForcedRows]:
+def _forced(constraint: TokenConstraint, most: int, path: Sequence[int]) -> list[ForcedRows]:
     """Return what the grammar allows only one way after the draft tokens of `path`: one row, or none."""
     text = constraint.forced(most, path)
-    return [ForcedRows(text, newest)] if text else []
+    return [ForcedRows(text)] if text else []

@@ -94,9 +94,9 @@ class SourceRows:
     iterates a few dozen rows faster than numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None, newest: PrecedingBigram = NO_BIGRAM) -> None:
-        """Take `rows`, which continue the two tokens `newest`. `store` is their origin, for display."""
-        self.source, self.store, self.newest = source, store, newest
+    def __init__(self, source: int, rows: Rows, store: object = None) -> None:
+        """Take the `rows` of a source. `store` is their origin, for display."""
+        self.source, self.store = source, store
         self.match = rows.matches()
         self.depth = rows.depth
         self._rising = self.match[::-1]
@@ -170,18 +170,11 @@ class EditRows(SourceRows):
     (nothing, the same, another token), and whether a line ends at a token, because blocks end there.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        breaks: Sequence[bytes],
-        way: int,
-        context: Rows | None,
-        newest: PrecedingBigram = NO_BIGRAM,
-    ) -> None:
+    def __init__(self, rows: Rows, breaks: Sequence[bytes], way: int, context: Rows | None) -> None:
         """Take `rows`, with 1 in `breaks` where a line ends, else 0. `way` is below N_SHARES. `context` has the rows
         of the source `context`.
         """
-        super().__init__(SOURCE_NUMBER["edit"], rows, None, newest)
+        super().__init__(SOURCE_NUMBER["edit"], rows)
         likely = context.column(0) if context is not None and len(context) else []
         self._kinds = [
             (0 if not likely else 1 if token in likely else 2) * 2 * N_SHARES + way for token in self.column(0)
@@ -226,8 +219,8 @@ class ForcedText(Protocol):
 class ForcedRows(SourceRows):
     """What a grammar allows only one way. The number of a row is a place in the text."""
 
-    def __init__(self, text: ForcedText, newest: PrecedingBigram) -> None:
-        self.source, self.store, self.newest = GRAMMAR, None, newest
+    def __init__(self, text: ForcedText) -> None:
+        self.source, self.store = GRAMMAR, None
         self._text = text
 
     def __len__(self) -> int:
@@ -247,7 +240,7 @@ class ModelRows(SourceRows):
     """What a drafting model answered in one step, by path. The number of a row is the number of a path, 0 the root."""
 
     def __init__(self) -> None:
-        self.source, self.store, self.newest = MODEL, None, NO_BIGRAM
+        self.source, self.store = MODEL, None
         self.answers: dict[int, Sequence[tuple[int, float]]] = {}
         self._numbers: dict[tuple[int, int], int] = {}
 
@@ -454,12 +447,11 @@ class Sources:
         edits: EditSource | None,
     ) -> list[SourceRows]:
         """Search every source for `context`, the end of its text."""
-        before, last = [*NO_BIGRAM, *context[-2:]][-2:]
         found: list[SourceRows] = []
 
         def add(source: str, rows: Rows, store: object = None) -> None:
             if len(rows):
-                found.append(SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)))
+                found.append(SourceRows(SOURCE_NUMBER[source], rows, store))
 
         if "datastore" in only:
             for store in list(self._datastores):
@@ -476,7 +468,7 @@ class Sources:
             try:
                 rows, breaks = edits.rows(context, depth)
                 if len(rows):
-                    found.append(EditRows(rows, breaks, edits.evidence_kind, own, (before, last)))
+                    found.append(EditRows(rows, breaks, edits.evidence_kind, own))
             except Exception:  # It costs drafts, never an answer.
                 log.warning("what an answer edits cannot be recognised; going on without", exc_info=True)
                 self._edits = None

@@ -339,13 +339,12 @@ class Growth:
         """Begin with the rows of `sources`, for at most `most` nodes and `leaves` leaves.
 
         `calibrate` corrects the probabilities of the candidates. `force` is what a grammar adds below nodes of other
-        sources. `promise` is given if a drafting model can be asked. `newest` has the two tokens before the root, for
-        the case that there are no rows.
+        sources. `promise` is given if a drafting model can be asked. `newest` are the two tokens before the first.
         """
         self.draft = Draft(DraftTree(leaves))
         self.most = most
         self._estimate, self._calibrate, self._force, self._promise = estimate, calibrate, force, promise
-        self._newest = sources[0].newest if sources else newest
+        self._newest = newest
         # (-joint probability, arrival, parent, token, source, rows, proposal)
         self._heap: list[tuple[float, int, int, int, int, Members, Proposal]] = []
         self._arrivals = 0

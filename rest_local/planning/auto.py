@@ -256,7 +256,8 @@ class Auto(Policy):
         if found:
             shared = self.shared
             estimate, calibrate = shared.acceptance.estimate, shared.calibrator.calibrate
-            growth = Growth(found, estimate, at.limit, at.leaves, calibrate, at.forced)
+            before, last = [at.newest[1], *tokens][-2:]
+            growth = Growth(found, estimate, at.limit, at.leaves, calibrate, newest=(before, last))
             plan = self.plan(at.n_ctx, at.limit, at.n_other)
             plan.afford(self.budget.credit)
             grow([growth], plan.worth, at.limit)

@@ -42,7 +42,7 @@ class Spelling:
 
 
 def seen(rows: list[SourceRows]) -> list[Any]:
-    return [(each.source, list(each.match), each.continuations, each.newest) for each in rows]
+    return [(each.source, list(each.match), each.continuations) for each in rows]
 
 
 PROMPT = b'Read: "1: def one():\\n2:     return 1\\n3:\\n4: def two():\\n5:     return 2\\n"\nWrite it as a string.\n'

@@ -15,7 +15,7 @@ from rest_local.decoding.logprobs import entropy_of
 from rest_local.decoding.stream import TARGET
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.sources import SOURCE_NUMBER, Lookup, Sources
+from rest_local.drafting.sources import NO_BIGRAM, SOURCE_NUMBER, Lookup, Sources
 from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
@@ -95,6 +95,7 @@ class Scripted(Policy):
         self.seen.append(tuple(at.entropies))
         assert isinstance(sources, Told)
         tree, node, history = DraftTree(at.leaves), ROOT, sources.text
+        assert at.newest == tuple([*NO_BIGRAM, *history][-2:])
         for _ in range(min(at.limit, 4)):
             ranked = np.argsort(-logits_of(history))
             history.append(int(ranked[1 if self._second else 0]))

@@ -36,7 +36,7 @@ class Text:
 def context(*rows: list[int]) -> SourceRows:
     width = max(map(len, rows))
     table = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
-    return SourceRows(CONTEXT, Rows(table, np.full(len(rows), 9, np.int32), np.arange(len(rows))), newest=(7, 8))
+    return SourceRows(CONTEXT, Rows(table, np.full(len(rows), 9, np.int32), np.arange(len(rows))))
 
 
 def grow(*sources: SourceRows, least: float = 0.0) -> Draft:
@@ -61,13 +61,13 @@ def test_cells_are_distinct_and_rates_begin_near_one() -> None:
 
 
 def test_both_ways_of_splitting_meet_again() -> None:
-    tree = grow(ForcedRows(Text(), (7, 8))).tree
+    tree = grow(ForcedRows(Text())).tree
     assert sorted(tree.path(node) for node in range(len(tree))) == [[1], [1, 51], [1, 51, 60], [50], [50, 60]]
     assert {*tree.source} == {GRAMMAR}
 
 
 def test_rows_that_agree_go_on_where_the_forced_text_ends() -> None:
-    tree = grow(context([50, 60, 70, 71], [50, 99]), ForcedRows(Text(), (7, 8)), least=0.3).tree
+    tree = grow(context([50, 60, 70, 71], [50, 99]), ForcedRows(Text()), least=0.3).tree
     paths = {tuple(tree.path(node)): tree.source[node] for node in range(len(tree))}
     assert paths[50, 60] == GRAMMAR
     assert paths[50, 60, 70] == CONTEXT
@@ -75,7 +75,7 @@ def test_rows_that_agree_go_on_where_the_forced_text_ends() -> None:
 
 
 def test_every_proposal_is_counted_also_where_nothing_was_submitted() -> None:
-    drafted = grow(ForcedRows(Text(), (7, 8)), least=2.0)
+    drafted = grow(ForcedRows(Text()), least=2.0)
     assert not len(drafted.tree)
     first, character = grammar_cell(CERTAIN, False, 0), grammar_cell(CHARACTER, False, 0)
     assert drafted.outcomes([1]) == [(first, False), (character, True)]
@@ -88,7 +88,7 @@ def test_the_grammar_is_asked_below_likely_nodes_of_other_sources_only() -> None
 
     def force(path: Sequence[int]) -> list[SourceRows]:
         asked.append(tuple(path))
-        return [ForcedRows(Text(), (7, 8))] if path[-1] == 42 else []
+        return [ForcedRows(Text())] if path[-1] == 42 else []
 
     estimates = {CONTEXT: 0.7, GRAMMAR: 0.9}
     rows = context([41, 42, 43, 44], [41, 9])

@@ -10,7 +10,7 @@ from support.fake_sources import grown
 
 from rest_local.drafting.models.drafter import BRANCHES
 from rest_local.drafting.prediction import MIN_PROBABILITY
-from rest_local.drafting.sources import Merged, PrecedingBigram, SourceRows, Sources, model_cell
+from rest_local.drafting.sources import Merged, PrecedingBigram, SourceRows, model_cell
 from rest_local.drafting.tree import ROOT, Calibrate, Calibrated, Draft, Growth
 from rest_local.planning.acceptance import model_rates
 from rest_local.planning.plan import grow
@@ -76,13 +76,6 @@ def test_a_silent_draft_model_changes_nothing(
         assert quick.outcomes([*path, 0]) == slow.outcomes([*path, 0])
         assert [(list(j), t) for j, t in quick.calibrations(path)] == [(list(j), t) for j, t in slow.calibrations(path)]
         assert [token for _, token in quick.calibrations(path)] == path
-
-
-@pytest.mark.parametrize(("text", "newest"), [([5, 6, 5], (6, 5)), ([5, 5], (5, 5))])
-def test_sources_give_the_two_tokens_before_their_rows(text: list[int], newest: PrecedingBigram) -> None:
-    sources = Sources([], 10)
-    sources.restart(text)
-    assert [rows.newest for rows in sources.rows()] == [newest]
 
 
 Probabilities = st.lists(st.floats(0.01, 1.0), max_size=8).map(

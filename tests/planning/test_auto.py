@@ -174,7 +174,7 @@ def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     credits = [request.budget.credit for request in (one, other)]
     sources = Sources([], 100)
     sources.restart([1, 2, 3, 1, 2])
-    drafted = one.draft(sources, StepContext(5, 8, 8))
+    drafted = one.draft(sources, StepContext(5, 8, 8, newest=(1, 2)))
     assert [token for token, _, _ in drafted.proposals[ROOT].calibrated] == [3]
     one.learn(drafted, [9], StepCost(5, 8, 0, 60.0, 0.0, 0.15))
     other.catch_up()  # A fork would do the same.

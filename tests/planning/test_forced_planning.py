@@ -43,9 +43,7 @@ class Asked(Silent):
 
 
 def step(at_least: int = 8, forced: bool = True, n_other: int = 0) -> StepContext:
-    return StepContext(
-        10, at_least, 8, n_other=n_other, forced=lambda path: [ForcedRows(Text(), (1, 2))] if forced else []
-    )
+    return StepContext(10, at_least, 8, n_other=n_other, forced=lambda path: [ForcedRows(Text())] if forced else [])
 
 
 def policy(wanted: bool) -> Chosen:
