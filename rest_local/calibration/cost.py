@@ -89,11 +89,6 @@ class Corrections:
         own, attention = float(_FEATURES[n - 1] @ self.mean), float(_ATTENTION_FEATURES[n - 1] @ self.mean)
         return math.exp(own), math.exp(attention)
 
-    @property
-    def has_uncertain_sizes(self) -> bool:
-        """Return True if a size is less certain than in a table from a file (GIVEN)."""
-        return bool(self.covariance.diagonal()[_SIZES].max() > GIVEN.sizes[0] ** 2)
-
     def ratio_sd(self, share: Array) -> Array:
         """Return the standard deviation of log t(n)/t(1), [64], for a `share` [64] of attention in t(n)."""
         rows = _rows(share)
@@ -298,7 +293,7 @@ class CostCurve:
 
     def observe_all(self, steps: Iterable[tuple[int, int, float]], busy: bool | None = None) -> None:
         """Learn from steps (n, n_ctx, ms) that ended just now, as `observe` does. `busy_now` judges them together."""
-        known = [step for step in steps if _is_step(step[0], step[2])]
+        known = [step for step in steps if 1 <= step[0] <= LARGEST and 0 < step[2] < math.inf]
         if busy is None:
             busy = self.busy_now is not None and self.busy_now(sum(ms for _, _, ms in known), len(known))
         for step in known:
@@ -388,7 +383,7 @@ class CostCurve:
         base, attention = self.corrections.factors()
         rows = self._table[0] * base + (self._table - self._table[0]) * attention
         falls = (rows[:, 1:] < rows[:, :-1]).any(axis=1).tolist()
-        uncertain = self.corrections.has_uncertain_sizes
+        uncertain = bool(self.corrections.covariance.diagonal()[_SIZES].max() > GIVEN.sizes[0] ** 2)
         sd = self.corrections.ratio_sd(_NO_ATTENTION) if uncertain or any(falls) else _NO_ATTENTION
         if any(falls):  # isotonic regression weighted by certainty
             weights = 1.0 / np.maximum(sd, 0.01) ** 2  # t(1) has a deviation of 0, and must not outweigh all others
@@ -472,11 +467,6 @@ def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.
             line = np.where(sizes[-1] < COUNTS, row[-1] * COUNTS / sizes[-1], line)
         table.append(line)
     return np.array(table, np.float64)
-
-
-def _is_step(n: int, ms: float) -> bool:
-    """Return True if a clock can measure this time, and the table has a batch of this size."""
-    return 1 <= n <= LARGEST and 0 < ms < math.inf
 
 
 def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:

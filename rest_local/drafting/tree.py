@@ -198,11 +198,6 @@ class Proposal:
         self.by_source, self.merged = by_source, merged
         self.calibrated: Sequence[Calibrated] = ()
 
-    @property
-    def best(self) -> float:
-        """Return the probability of the likeliest candidate; 0 without any."""
-        return max((probability for probability, _, _ in self.merged.values()), default=0.0)
-
 
 @dataclass(slots=True)
 class Draft:
@@ -416,10 +411,10 @@ class Growth:
     def open_nodes(self) -> list[OpenNode]:
         """Return the open questions, likeliest first, and after them BRANCHES candidates that are not in the tree."""
         tree, proposals = self.draft.tree, self.draft.proposals
-        asked = [
-            OpenNode(self._number[node], tuple(tree.path(node)), joint, proposals[node].best)
-            for node, (joint, _) in sorted(self._open.items(), key=lambda each: -each[1][0])
-        ]
+        asked: list[OpenNode] = []
+        for node, (joint, _) in sorted(self._open.items(), key=lambda each: -each[1][0]):
+            known = max((probability for probability, _, _ in proposals[node].merged.values()), default=0.0)
+            asked.append(OpenNode(self._number[node], tuple(tree.path(node)), joint, known))
         for entry in nsmallest(BRANCHES, self._heap):
             if self._is_current(entry):
                 parent, token = entry[2], entry[3]

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from math import ceil, inf
-from typing import Protocol
 
 import numpy as np
 
 from rest_local.calibration.cost import COUNTS, LARGEST, CostCurve
+from rest_local.drafting.tree import Growth
 
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # Upper ends of the buckets, in nats.
 REPEATS = (1, 2, 3, 8)  # Lengths of the newest tokens that are searched in the request's own text.
@@ -347,17 +347,6 @@ Worth = Callable[[float], bool]  # Tells whether to add a node, by its joint pro
 Answers = Callable[[], bool]  # Asks a drafting model about the open nodes in one pass, or decides against it: False.
 
 
-class Growable(Protocol):
-    """`rest_local.drafting.tree.Growth`, or a fake in tests."""
-
-    @property
-    def best(self) -> float: ...
-    @property
-    def promised(self) -> float: ...
-    def grow(self) -> None: ...
-    def decline(self) -> None: ...
-
-
 class TreeFailed(Exception):
     """Growing the tree of this number failed, for the reason that is its cause."""
 
@@ -371,7 +360,7 @@ def refuse() -> bool:
     return False
 
 
-def grow(growths: Sequence[Growable], worth: Worth, limit: int = LARGEST, answers: Answers = refuse) -> list[int]:
+def grow(growths: Sequence[Growth], worth: Worth, limit: int = LARGEST, answers: Answers = refuse) -> list[int]:
     """Grow the tree of one request or those of several, always by the likeliest node of all, to `limit` nodes in total.
     Returns the number of the tree that each node was added to. Raises TreeFailed.
 
@@ -406,7 +395,7 @@ def grow(growths: Sequence[Growable], worth: Worth, limit: int = LARGEST, answer
     return order
 
 
-def _likeliest(growths: Sequence[Growable]) -> list[tuple[float, int]]:
+def _likeliest(growths: Sequence[Growth]) -> list[tuple[float, int]]:
     """Make the heap of the trees by their likeliest node, known or promised."""
     keys = (max(growth.best, growth.promised) for growth in growths)
     heap = [(-key, number) for number, key in enumerate(keys) if key]

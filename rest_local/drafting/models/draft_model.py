@@ -145,7 +145,9 @@ class DraftModel(Drafter):
         if logits is not None:
             outputs = np.cumsum([wanted for _, _, _, wanted in rows]) - 1
             try:
-                answers = [() if place is None else self._likeliest(logits[outputs[place]]) for place in places]
+                answers = [
+                    () if place is None else likeliest(logits[outputs[place]][: self._n_vocab]) for place in places
+                ]
             except FloatingPointError as error:
                 self.give_up(f"returned {error}")
                 answers = [() for _ in queries]
@@ -186,10 +188,6 @@ class DraftModel(Drafter):
                 self.path,
                 self.context.n_ctx,
             )
-
-    def _likeliest(self, logits: NDArray[np.float32]) -> list[Likely]:
-        """Return the likeliest tokens of one row that the target has as well."""
-        return likeliest(logits[: self._n_vocab])
 
     def place(self, text: DraftModelText, tokens: Sequence[int]) -> int:
         """Assign sequence ids for a text, and copy the prefix that it shares with another text. Returns the length of
@@ -241,7 +239,7 @@ class DraftModel(Drafter):
                 )
             try:
                 for row in self.context.logits(sum(wanted for _, _, _, wanted in rows)):
-                    self._likeliest(row)
+                    likeliest(row[: self._n_vocab])
             except FloatingPointError as error:
                 raise ModelInvalid(self.path, f"returns {error}", "get the file again") from error
             took.append(1e3 * (time.perf_counter() - begun))
