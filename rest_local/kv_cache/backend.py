@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rest_local.llama.context import Batch
 
-LONGEST_CHAIN = 63  # drafted tokens; with the root they are a batch of 64, the largest that is priced
+LONGEST_CHAIN = 63  # Drafted tokens and the root are a batch of 64, the largest that is priced.
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Backend(Protocol):
     """`rest_local.llama.context.Context`, or a fake of the same behaviour. See there for each member."""
 
     n_ctx: int  # tokens of one sequence
-    n_cells: int  # of all of them
+    n_cells: int  # tokens of all sequences together
     n_batch: int
     n_branches: int  # sequence ids of one slot
     n_slots: int

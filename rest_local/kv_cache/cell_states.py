@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rest_local.kv_cache.checkpoints import MOST_CHECKPOINTS
 from rest_local.kv_cache.slot import Slot, lacks_window, run_numbers
 
-SAVED_CHECKPOINTS = 6  # on disk, with the text
+SAVED_CHECKPOINTS = 6  # So many go to disk with the text.
 
 
 def share_prefix(slot: Slot, other: Slot, n: int) -> None:

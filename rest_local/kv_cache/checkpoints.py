@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rest_local.kv_cache.backend import Backend
 
-MOST_CHECKPOINTS, LEAST_CHECKPOINTS = 32, 4  # of the text of a slot
-CHECKPOINT_BYTES = 2 << 30  # of main memory, for those of all slots
+MOST_CHECKPOINTS, LEAST_CHECKPOINTS = 32, 4  # A text keeps so many.
+CHECKPOINT_BYTES = 2 << 30  # Those of all slots take so much main memory at most.
 ANSWER_TOKENS, ANSWER_SHARE = 16, 0.02  # An answer leaves one after so many tokens, and for at most 2% of its time.
 TURN_WEIGHT = 4.0  # Templates change texts where a prompt was cut, so that a checkpoint there is worth more.
 

@@ -20,8 +20,8 @@ from rest_local.llama.placeholders import common_prefix
 
 log = logging.getLogger("rest_local.sessions")
 
-LEAST_RESTORED = PART  # tokens that a file has to hold beyond the slots
-AHEAD = 4  # parts that are read ahead
+LEAST_RESTORED = PART  # A file has to hold so many tokens more than the slots.
+AHEAD = 4  # So many parts are read ahead.
 
 
 def begin_restoring(slots: Slots, slot: Slot) -> Restoring | None:
@@ -122,7 +122,7 @@ class RestoringStates(Restoring):
     def _look(self) -> None:
         """Begin to read the file that has the most of the text, LEAST_RESTORED more than the slot, if there is one."""
         self._n, self._name = self._slot.n_past + LEAST_RESTORED - 1, ""
-        names: dict[int, str] = {}  # of the beginnings of this text, by their length
+        names: dict[int, str] = {}  # A beginning of this text, by its length, has one name.
         for file in self._files.present():
             for n, name in self._files.marks(file) if file not in self._tried else ():
                 if self._n < n <= len(self._text):

@@ -29,8 +29,8 @@ from rest_local.kv_cache.cell_states import part_of, states_of
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.placeholders import is_placeholder
 
-LEAST_TOKENS = 1024  # of a text without a name: evaluating fewer takes a GPU less than a second
-IDLE_S = 30.0  # an agent calls again within seconds, and a text that is about to grow is written then
+LEAST_TOKENS = 1024  # A text without a name has so many. A GPU evaluates fewer in less than a second.
+IDLE_S = 30.0  # An agent calls again within seconds, and its text would be written before it grows.
 LOSS_S = 1.0  # Requests wait so long at most while a text is saved that a slot is losing; the rest of it is lost.
 STOP_S = 10.0  # The end may take so long; a service manager waits 40 s, 30 of them for answers.
 SHARE = 0.05  # Saving idle slots may take this share of the time of passes.

@@ -24,9 +24,9 @@ from rest_local.kv_cache.checkpoints import CheckpointCosts
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 
-WORTH_KEEPING = 0.5  # a slot that shares a smaller part with a prompt is another conversation: kept if possible
-WHERE_EMPTY = 0.8  # likewise where an empty slot can take the prompt: two conversations have one system prompt
-LEAST_SHARED = 16  # tokens: sharing cells costs a pass over all of them for each branch
+WORTH_KEEPING = 0.5  # A slot that shares a smaller part with a prompt is another conversation, and kept if possible.
+WHERE_EMPTY = 0.8  # The same, if an empty slot can take the prompt: two conversations can share a system prompt.
+LEAST_SHARED = 16  # Fewer tokens are not shared: that costs a pass over all cells for each branch.
 # What a cell costs the texts of others, next to its own: 3 000 cells took 0.34 of 8.4 ms (SmolLM2, 2 cores of a Zen 4).
 MASKED = 0.04
 
