@@ -111,8 +111,8 @@ def properties(engine: Engine, name: str, slots: int) -> dict[str, Any]:
         "chat_template": model.chat_template or "",
         "chat_template_caps": template_of(engine).capabilities.to_dict() if model.chat_template else {},
         "modalities": {"vision": engine.projector is not None, "audio": False},
-        "bos_token": prompt_text(vocabulary, [] if vocabulary.bos is None else [vocabulary.bos]),
-        "eos_token": prompt_text(vocabulary, [] if vocabulary.eos is None else [vocabulary.eos]),
+        "bos_token": prompt_text(vocabulary, [] if vocabulary.ids.bos is None else [vocabulary.ids.bos]),
+        "eos_token": prompt_text(vocabulary, [] if vocabulary.ids.eos is None else [vocabulary.ids.eos]),
         "build_info": f"rest-local {__version__}",
     }
 
@@ -309,4 +309,4 @@ def capabilities(engine: Engine) -> list[str]:
 
 def _fills_gaps(engine: Engine) -> bool:
     vocabulary = engine.model.vocabulary
-    return None not in (vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle)
+    return None not in (vocabulary.ids.fim_prefix, vocabulary.ids.fim_suffix, vocabulary.ids.fim_middle)

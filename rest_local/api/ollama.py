@@ -374,7 +374,7 @@ class OllamaCall:
             prompt = list(made.prompt)
             vocabulary = engine.model.vocabulary
             # BOS must not occur again within the text, but some models begin each turn with the same token.
-            if prompt[:1] == [vocabulary.bos] and (vocabulary.add_bos or vocabulary.bos not in prompt[1:]):
+            if prompt[:1] == [vocabulary.ids.bos] and (vocabulary.ids.add_bos or vocabulary.ids.bos not in prompt[1:]):
                 del prompt[0]
             requests = [replace(made, prompt=[*checked_ids(engine, body.context), *prompt])]
         self.tokens = requests[0].prompt if sends_tokens else None

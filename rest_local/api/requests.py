@@ -265,11 +265,11 @@ def infill_tokens(
     fill-in-the-middle tokens.
     """
     vocabulary = engine.model.vocabulary
-    markers = vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle
+    markers = vocabulary.ids.fim_prefix, vocabulary.ids.fim_suffix, vocabulary.ids.fim_middle
     if any(marker is None for marker in markers):
         raise ApiError(501, "the model has no fill-in-the-middle tokens", code="no_infill")
     before, after, middle = (int(marker) for marker in markers if marker is not None)
-    start = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
+    start = [vocabulary.ids.bos] if vocabulary.ids.add_bos and vocabulary.ids.bos is not None else []
     begun = _ids(vocabulary, prompt)
     room = max(engine.n_ctx - 1 - min(answer, engine.n_ctx // 2) - len(start) - len(begun) - 3, 0)
     left, right = _ids(vocabulary, prefix), _ids(vocabulary, suffix)
@@ -283,7 +283,7 @@ def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int
     """Return as many of the last files as fit, marked with repository and file if the model has such tokens."""
     if not extra:
         return []
-    repository, separator = vocabulary.fim_rep, vocabulary.fim_sep
+    repository, separator = vocabulary.ids.fim_rep, vocabulary.ids.fim_sep
     head = [] if repository is None else [repository, *_ids(vocabulary, f"{REPOSITORY}\n")]
     if separator is None:
         parts, tail = [_ids(vocabulary, f"{text}\n") for _, text in extra], []

@@ -29,7 +29,7 @@ def chat_template(model: Model) -> ChatTemplate:
     piece = model.vocabulary.piece
     bos, eos = (
         None if token is None else piece(token).decode("utf-8", "replace")
-        for token in (model.vocabulary.bos, model.vocabulary.eos)
+        for token in (model.vocabulary.ids.bos, model.vocabulary.ids.eos)
     )
     return ChatTemplate(model.chat_template, bos, eos, model.template_variables)
 

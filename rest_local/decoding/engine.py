@@ -285,10 +285,10 @@ class Engine(Closing):
             read = sum(len(vocabulary.piece(token)) for token in tokens)
             estimate = round(len(tokens) * len(text.encode("utf-8", "replace")) / max(read, 1))
             raise PromptTooLong(max(estimate, len(tokens)), most, estimated=estimate > len(tokens))
-        if len(tokens) > 1 and tokens[0] == tokens[1] == vocabulary.bos:
+        if len(tokens) > 1 and tokens[0] == tokens[1] == vocabulary.ids.bos:
             del tokens[0]
-        if not tokens and vocabulary.bos is not None:
-            tokens = [vocabulary.bos]
+        if not tokens and vocabulary.ids.bos is not None:
+            tokens = [vocabulary.ids.bos]
         return tokens
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:

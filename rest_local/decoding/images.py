@@ -35,7 +35,7 @@ def image_prompt(
     them. `most`: tokens. Raises OptionError for what is no image, PromptTooLong.
     """
     parts = re.split("(" + "|".join(map(re.escape, images)) + ")", text)
-    tokens: list[int] = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
+    tokens: list[int] = [vocabulary.ids.bos] if vocabulary.ids.add_bos and vocabulary.ids.bos is not None else []
     chunks: list[ImageChunk] = []
     for number, part in enumerate(parts):
         if number % 2:

@@ -144,8 +144,8 @@ class Pairs:
 
 def _marked(vocabulary: Vocabulary, query: list[int], document: list[int]) -> list[int]:
     """Return [BOS] query [EOS] [SEP] document [EOS], with the marks that the vocabulary adds."""
-    end = vocabulary.eos if vocabulary.eos is not None else vocabulary.sep
-    ends = [end] if vocabulary.add_eos and end is not None else []
-    begin = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
-    between = [vocabulary.sep] if vocabulary.add_sep and vocabulary.sep is not None else []
+    end = vocabulary.ids.eos if vocabulary.ids.eos is not None else vocabulary.ids.sep
+    ends = [end] if vocabulary.ids.add_eos and end is not None else []
+    begin = [vocabulary.ids.bos] if vocabulary.ids.add_bos and vocabulary.ids.bos is not None else []
+    between = [vocabulary.ids.sep] if vocabulary.ids.add_sep and vocabulary.ids.sep is not None else []
     return [*begin, *query, *ends, *between, *document, *ends]

@@ -143,7 +143,7 @@ class Model(Closing):
         """Free the weights now. A second call does nothing. The contexts of the model must be closed before."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
-            self.vocabulary.invalidate()
+            self.vocabulary.lease.end()
             self.adapters.close()
             llama_cpp.llama_model_free(pointer)
 

@@ -175,7 +175,7 @@ def _chain(vocabulary: Vocabulary, sampling: Sampling, seed: int) -> _Native:
             pointers = (ctypes.c_char_p * len(breakers))(*breakers)
             last_n = _all_for_negative(sampling.dry_penalty_last_n)
             numbers = (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, last_n)
-            with vocabulary.use() as pointer:
+            with vocabulary.lease.use() as pointer:
                 add(llama_cpp.llama_sampler_init_dry, pointer, *numbers, pointers, len(breakers))
         elif sampling.picks_likeliest:
             continue  # the others never leave out the likeliest token

@@ -36,6 +36,48 @@ class Identity(NamedTuple):
     name: str
 
 
+class SpecialIds(NamedTuple):
+    """The special tokens of a vocabulary, None where it has no such token. `add_bos` and the like: whether a text gets
+    one.
+    """
+
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    sep: int | None
+    fim_prefix: int | None
+    fim_suffix: int | None
+    fim_middle: int | None
+    fim_rep: int | None
+    fim_sep: int | None
+    add_bos: bool
+    add_eos: bool
+    add_sep: bool
+
+    @classmethod
+    def read(cls, pointer: int) -> SpecialIds:
+        """Ask llama.cpp for those of a llama_vocab_p."""
+
+        def token(function: Callable[[int], int]) -> int | None:
+            found = function(pointer)
+            return None if found == bindings.LLAMA_TOKEN_NULL else found
+
+        return cls(
+            bos=token(bindings.llama_vocab_bos),
+            eos=token(bindings.llama_vocab_eos),
+            eot=token(bindings.llama_vocab_eot),
+            sep=token(bindings.llama_vocab_sep),
+            fim_prefix=token(bindings.llama_vocab_fim_pre),
+            fim_suffix=token(bindings.llama_vocab_fim_suf),
+            fim_middle=token(bindings.llama_vocab_fim_mid),
+            fim_rep=token(bindings.llama_vocab_fim_rep),
+            fim_sep=token(bindings.llama_vocab_fim_sep),
+            add_bos=bool(bindings.llama_vocab_get_add_bos(pointer)),
+            add_eos=bool(bindings.llama_vocab_get_add_eos(pointer)),
+            add_sep=bool(bindings.llama_vocab_get_add_sep(pointer)),
+        )
+
+
 class Opener(Protocol):
     """An opener of a vocabulary. `shipped` makes one for machines that lack the file."""
 
@@ -47,12 +89,12 @@ class Vocabulary:
     """The vocabulary of one loaded model.
 
     `pointer` is a llama_vocab_p, `name` is for messages. `cache_key` identifies the file; vocabularies with the same
-    key are hashed once per process. `reopen` returns the `opener`.
+    key are hashed once per process. `reopen` returns the `opener`. `lease` keeps the pointer valid while it is used.
     """
 
     def __init__(self, pointer: int, name: str, cache_key: object = None, opener: Opener | None = None) -> None:
-        self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
-        self._tokenizer = Tokenizer(self._lease, name)
+        self.lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
+        self._tokenizer = Tokenizer(self.lease, name)
         self.name = name
         self._opener = opener
         self._cache_key = cache_key
@@ -62,33 +104,12 @@ class Vocabulary:
         self._grammar_lock = threading.Lock()
         self.size: int = bindings.llama_vocab_n_tokens(pointer)
         self.type: int = bindings.llama_vocab_type(pointer)
-        self.add_bos: bool = bool(bindings.llama_vocab_get_add_bos(pointer))
-        self.add_eos: bool = bool(bindings.llama_vocab_get_add_eos(pointer))
-        self.add_sep: bool = bool(bindings.llama_vocab_get_add_sep(pointer))
-        self.bos = _token(bindings.llama_vocab_bos, pointer)
-        self.eos = _token(bindings.llama_vocab_eos, pointer)
-        self.eot = _token(bindings.llama_vocab_eot, pointer)
-        self.sep = _token(bindings.llama_vocab_sep, pointer)
-        self.fim_prefix = _token(bindings.llama_vocab_fim_pre, pointer)
-        self.fim_suffix = _token(bindings.llama_vocab_fim_suf, pointer)
-        self.fim_middle = _token(bindings.llama_vocab_fim_mid, pointer)
-        self.fim_rep = _token(bindings.llama_vocab_fim_rep, pointer)
-        self.fim_sep = _token(bindings.llama_vocab_fim_sep, pointer)
+        self.ids = SpecialIds.read(pointer)
 
     @property
     def pointer(self) -> int:
         """Return the llama_vocab_p. Raises ModelError after the model was closed."""
-        return self._lease.pointer
-
-    def use(self) -> AbstractContextManager[int]:
-        """Return a context with the llama_vocab_p, which is not freed before its end. Raises as `pointer`."""
-        return self._lease.use()
-
-    def invalidate(self) -> None:
-        """Wait for running calls of other threads (milliseconds) before the model is closed. Every later use raises
-        ModelError instead of reading freed memory.
-        """
-        self._lease.end()
+        return self.lease.pointer
 
     def tokenize(
         self,
@@ -141,7 +162,7 @@ class Vocabulary:
             raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
         # A new buffer for each call, because ctypes releases the GIL and threads would overwrite each other's pieces.
         buffer = ctypes.create_string_buffer(64)
-        with self._lease.use() as pointer:
+        with self.lease.use() as pointer:
             length = llama_cpp.llama_token_to_piece(pointer, token, buffer, 64, 0, special)
             if length < 0:
                 buffer = ctypes.create_string_buffer(-length)
@@ -150,22 +171,6 @@ class Vocabulary:
         if special:
             self._pieces[int(token)] = piece
         return piece
-
-    def pieces(self) -> list[bytes]:
-        """Return `piece` of each token, in a third of the time of as many calls."""
-        found: list[bytes] = []
-        buffer = ctypes.create_string_buffer(64)
-        with self._lease.use() as pointer:
-            for token in range(self.size):
-                length = llama_cpp.llama_token_to_piece(pointer, token, buffer, 64, 0, True)
-                found.append(buffer.raw[: max(length, 0)])
-        return [piece or self.piece(token) for token, piece in enumerate(found)]
-
-    def text(self, token: int) -> str:
-        """Return the token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`), not as it is rendered."""
-        if not 0 <= token < self.size:
-            raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
-        return str(bindings.llama_vocab_get_text(self.pointer, token).decode("utf-8", "replace"))
 
     def is_end(self, token: int) -> bool:
         """Return True if a generation ends at this token (EOS, EOT, end of message ...)."""
@@ -201,7 +206,7 @@ class Vocabulary:
                 attribute, pointer = bindings.llama_vocab_get_attr, self.pointer
                 special = [token for token in range(self.size) if attribute(pointer, token) & hidden]
                 self._grammar_tokens = Tokens(
-                    self.pieces(), special, self.ends.tolist(), lambda text: self.tokenize(text).tolist()
+                    pieces_of(self), special, self.ends.tolist(), lambda text: self.tokenize(text).tolist()
                 )
             return self._grammar_tokens
 
@@ -216,26 +221,11 @@ class Vocabulary:
         and converters (even llama.cpp itself, depending on the model's name) set them differently for one tokenizer.
         """
         if self._cache_key is None or self._cache_key not in _hashes:
-            digest = self._digest()
+            digest = _digest_of(self)
             if self._cache_key is None:
                 return digest
             _hashes[self._cache_key] = digest
         return _hashes[self._cache_key]
-
-    def _digest(self) -> str:
-        pointer, text, attribute = self.pointer, bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
-        attributes = np.fromiter((attribute(pointer, i) for i in range(self.size)), np.int32, self.size)
-        used = np.flatnonzero(~(attributes & bindings.LLAMA_TOKEN_ATTR_UNUSED).astype(bool))
-        size = int(used[-1]) + 1 if len(used) else 0  # unused ids at the end only pad the matrix
-        pieces = [text(pointer, i) for i in range(size)]
-        is_byte = (attributes[:size] & bindings.LLAMA_TOKEN_ATTR_BYTE).astype(bool)
-        lengths = np.fromiter(map(len, pieces), "<u4", size)
-        fim = (self.fim_prefix, self.fim_suffix, self.fim_middle, self.fim_rep, self.fim_sep)
-        special = (self.bos, self.eos, self.eot, *fim)
-        digest = hashlib.sha256(f"rest-local vocabulary 1 {self.type} {size} {special}".encode())
-        for part in (lengths.tobytes(), np.packbits(is_byte).tobytes(), b"".join(pieces)):
-            digest.update(part)
-        return digest.hexdigest()
 
     @property
     def identity(self) -> Identity:
@@ -243,9 +233,32 @@ class Vocabulary:
         return Identity(self.hash, self.size, self.name)
 
 
-def _token(function: Callable[[int], int], pointer: int) -> int | None:
-    token = function(pointer)
-    return None if token == bindings.LLAMA_TOKEN_NULL else token
+def pieces_of(vocabulary: Vocabulary) -> list[bytes]:
+    """Return `Vocabulary.piece` of each token, in a third of the time of as many calls."""
+    found: list[bytes] = []
+    buffer = ctypes.create_string_buffer(64)
+    with vocabulary.lease.use() as pointer:
+        for token in range(vocabulary.size):
+            length = llama_cpp.llama_token_to_piece(pointer, token, buffer, 64, 0, True)
+            found.append(buffer.raw[: max(length, 0)])
+    return [piece or vocabulary.piece(token) for token, piece in enumerate(found)]
+
+
+def _digest_of(vocabulary: Vocabulary) -> str:
+    pointer, text, attribute = vocabulary.pointer, bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
+    attributes = np.fromiter((attribute(pointer, i) for i in range(vocabulary.size)), np.int32, vocabulary.size)
+    used = np.flatnonzero(~(attributes & bindings.LLAMA_TOKEN_ATTR_UNUSED).astype(bool))
+    size = int(used[-1]) + 1 if len(used) else 0  # unused ids at the end only pad the matrix
+    pieces = [text(pointer, i) for i in range(size)]
+    is_byte = (attributes[:size] & bindings.LLAMA_TOKEN_ATTR_BYTE).astype(bool)
+    lengths = np.fromiter(map(len, pieces), "<u4", size)
+    ids = vocabulary.ids
+    fim = (ids.fim_prefix, ids.fim_suffix, ids.fim_middle, ids.fim_rep, ids.fim_sep)
+    special = (ids.bos, ids.eos, ids.eot, *fim)
+    digest = hashlib.sha256(f"rest-local vocabulary 1 {vocabulary.type} {size} {special}".encode())
+    for part in (lengths.tobytes(), np.packbits(is_byte).tobytes(), b"".join(pieces)):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 class Detokenizer:

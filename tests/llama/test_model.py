@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.spelling import text_of
 
 from benchmarks.tiny import ARCHITECTURES, tiny
 from rest_local import sandbox
@@ -48,7 +49,6 @@ def test_close_is_idempotent_and_use_after_it_raises(tiny_model: TinyModel) -> N
         lambda: vocabulary.tokenize("x"),
         lambda: vocabulary.piece(1),
         lambda: vocabulary.is_end(1),
-        lambda: vocabulary.text(1),
     ):
         with pytest.raises(ModelError, match="closed"):
             use()
@@ -114,7 +114,7 @@ def test_a_probe_that_does_not_end_is_refused(
 
 
 def _id(model: Model, text: str) -> int:
-    return next(i for i in range(model.n_vocab) if model.vocabulary.text(i) == text)
+    return next(i for i in range(model.n_vocab) if text_of(model.vocabulary, i) == text)
 
 
 # ---- Files in several parts ----------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_grammar_bounds_greedy_output_to_its_best_allowed_token(vocabulary: Voca
 def test_accepting_an_invalid_token_raises_and_the_next_call_works(vocabulary: Vocabulary) -> None:
     (seven,), (letter,) = vocabulary.tokenize("7").tolist(), vocabulary.tokenize("x").tolist()
     with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:
-        for token in (letter, vocabulary.eos or 0):
+        for token in (letter, vocabulary.ids.eos or 0):
             with pytest.raises(ValueError, match="not allowed by the grammar"):
                 sampler.accept(token)
         with pytest.raises(ValueError, match="outside the vocabulary"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import few
+from support.spelling import text_of
 
 from benchmarks import gguf_file
 from benchmarks.gguf_file import byte_vocabulary
@@ -20,7 +21,7 @@ from rest_local.llama import tokenizer as tokenizer_module
 from rest_local.llama.gguf import vocabulary_file
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
-from rest_local.llama.vocabulary import Detokenizer, Vocabulary
+from rest_local.llama.vocabulary import Detokenizer, Vocabulary, pieces_of
 
 TinyModel = Callable[..., Path]
 TINY_HASH = "1af7ebf7f7ebe57bed6dc17ab6caf2d5f50a6c2ee4c7d1c574b920e6dce4d918"
@@ -63,9 +64,8 @@ def test_special_tokens_are_text_unless_requested(vocabulary: Vocabulary) -> Non
 
 @pytest.mark.parametrize("token", [-1, 384, 2**31 - 1])
 def test_ids_outside_the_vocabulary_never_reach_llama_cpp(vocabulary: Vocabulary, token: int) -> None:
-    for use in (vocabulary.piece, vocabulary.text):
-        with pytest.raises(ValueError, match="outside the vocabulary"):
-            use(token)
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        vocabulary.piece(token)
     assert not vocabulary.is_end(token)
     assert not vocabulary.is_control(token)
 
@@ -121,7 +121,7 @@ def test_every_piece_of_a_real_vocabulary_matches_its_spelling(shared: Vocabular
     alphabet = {character: byte for byte, character in enumerate(gguf_file._byte_tokens())}
     sentencepiece = shared.type == 1
     for token in (*range(1000), *range(1000, shared.size, 7)):
-        text, piece = shared.text(token), shared.piece(token)
+        text, piece = text_of(shared, token), shared.piece(token)
         if shared.is_control(token) or text.startswith("[PAD"):
             continue  # its spelling or nothing, by kind of vocabulary
         if sentencepiece and len(text) == 6 and text.startswith("<0x"):
@@ -137,7 +137,7 @@ def test_real_vocabularies_keep_text_and_long_pieces(shared: Vocabulary) -> None
     assert _bytes(shared, text).lstrip() == text.encode().lstrip()  # SentencePiece adds a space in front
     assert len(shared.hash) == 64
     if shared.type == 2:
-        assert max(map(len, shared.pieces())) > 64
+        assert max(map(len, pieces_of(shared))) > 64
 
 
 _utf8_pieces = st.lists(st.one_of(st.binary(max_size=4), st.text(max_size=3).map(str.encode)))
@@ -171,7 +171,7 @@ def test_replacement_stands_only_for_what_is_invalid_or_cut_off() -> None:
 
 
 def test_exact_for_every_token_of_a_real_vocabulary(shared: Vocabulary) -> None:
-    pieces = shared.pieces()
+    pieces = pieces_of(shared)
     assert pieces[::50] == [shared.piece(token) for token in range(0, shared.size, 50)]
     order = np.random.default_rng(3).permutation(len(pieces)).tolist()
     for tokens in (range(len(pieces)), order):

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.spelling import text_of
 
 from benchmarks.library import held_out_modules, well_known_modules
 from rest_local.bench.demo import standard_library
@@ -81,18 +82,18 @@ def test_held_out_text_never_reaches_the_training_text(
 
 def test_the_demo_model_has_the_roles_that_editors_and_chat_need(prepare: ModuleType, demo: Model) -> None:
     v = demo.vocabulary
-    fim = (v.fim_prefix, v.fim_suffix, v.fim_middle, v.fim_rep, v.fim_sep)
+    fim = (v.ids.fim_prefix, v.ids.fim_suffix, v.ids.fim_middle, v.ids.fim_rep, v.ids.fim_sep)
     names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
     assert None not in fim
-    assert tuple(v.text(token) for token in fim if token is not None) == names
-    assert v.eos is not None
-    assert v.eot is not None
-    assert (v.text(v.eos), v.text(v.eot)) == (END, "<|im_end|>")
-    assert v.is_end(v.eos)
-    assert v.is_end(v.eot)
-    assert not v.add_bos
+    assert tuple(text_of(v, token) for token in fim if token is not None) == names
+    assert v.ids.eos is not None
+    assert v.ids.eot is not None
+    assert (text_of(v, v.ids.eos), text_of(v, v.ids.eot)) == (END, "<|im_end|>")
+    assert v.is_end(v.ids.eos)
+    assert v.is_end(v.ids.eot)
+    assert not v.ids.add_bos
     assert v.size == prepare.VOCABULARY
-    assert [v.text(i) for i in range(v.size - len(prepare.SPECIAL), v.size)] == prepare.SPECIAL
+    assert [text_of(v, i) for i in range(v.size - len(prepare.SPECIAL), v.size)] == prepare.SPECIAL
     assert all(v.is_control(i) for i in range(v.size - len(prepare.SPECIAL), v.size))
 
 

@@ -273,7 +273,7 @@ def test_a_later_turn_has_the_start_of_its_template_but_not_that_of_the_text(
     else:
         model.chat_template = "{{ bos_token }}{% for m in messages %}" + turn + "{% endfor %}"
     model.vocabulary = copy(model.vocabulary)
-    model.vocabulary.bos, model.vocabulary.add_bos = int(start), False
+    model.vocabulary.ids = model.vocabulary.ids._replace(bos=int(start), add_bos=False)
     first = live.post("/api/generate", {"prompt": "a", "stream": False}).json()["context"]
     live.post("/api/generate", {"prompt": "b", "stream": False, "context": first})
     prompt = list(live.service.stream(1).request.prompt)

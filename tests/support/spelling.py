@@ -7,8 +7,9 @@ import numpy as np
 
 from rest_local.grammar import Grammar
 from rest_local.grammar.constraint import Constraint
+from rest_local.llama.loaded import bindings
 from rest_local.llama.sampler import Sampler, Sampling
-from rest_local.llama.vocabulary import Vocabulary
+from rest_local.llama.vocabulary import Vocabulary, pieces_of
 
 
 def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
@@ -39,7 +40,7 @@ def generated(
     `marks`, which end texts, are tried too, until `marks_until` was said.
     """
     rng = np.random.default_rng(seed)
-    pieces = vocabulary.pieces()
+    pieces = pieces_of(vocabulary)
     halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
     closing = [token for token, piece in enumerate(pieces) if piece and piece in b'"}])<>|/0\n']
     marked = [vocabulary.tokenize(text).tolist() for text in marks]
@@ -60,3 +61,8 @@ def generated(
                 return said.decode()
             said += pieces[token]
     raise AssertionError(f"no end: {said[:500]!r}")
+
+
+def text_of(vocabulary: Vocabulary, token: int) -> str:
+    """Return the token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`)."""
+    return str(bindings.llama_vocab_get_text(vocabulary.pointer, token).decode("utf-8", "replace"))
