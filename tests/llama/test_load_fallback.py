@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rest_local import sandbox
-from rest_local.calibration.settings import contexts_to_try
+from rest_local.calibration.settings import SAME, contexts_to_try
 from rest_local.decoding.engine import Engine
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.errors import ModelInvalid
@@ -263,7 +263,7 @@ def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.Monke
     )
     chosen = choose(model)
     assert chosen.options == ModelOptions(repack=False)
-    assert "crashed (SIGSEGV) while decoding 2 tokens (flash attention on, cache bf16)" in chosen.warning
+    assert f"crashed (SIGSEGV) while decoding 2 tokens (flash attention on, cache {SAME[0][1]})" in chosen.warning
 
 
 def test_settings_that_crash_are_not_tuned(model: Path, break_when: BreakWhen) -> None:
