@@ -40,6 +40,7 @@ from benchmarks.device import Device
 from benchmarks.library import held_out_modules
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.demo import standard_library
+from rest_local.bench.wall import evaluate_prompt, step
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.core import RequestState, StepResult
 from rest_local.decoding.forward import Forward
@@ -304,12 +305,12 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
             prompt = rng.choice(40, length, p=_zipf(40)).tolist()
             sequence = _sequence(model, policy, sampler, Sources([], model.n_vocab), prompt, 64)
             sequence.admit(slot)
-            forward.evaluate_prompt(sequence)
+            evaluate_prompt(forward, sequence)
             sequences.append(sequence)
         times = []
         for _ in range(steps):
             before, begun = timed.seconds, time.perf_counter()
-            for sequence, outcome in zip(sequences, forward.step(sequences), strict=True):
+            for sequence, outcome in zip(sequences, step(forward, sequences), strict=True):
                 assert isinstance(outcome, StepResult)
                 sequence.speculation.finish(outcome)
             times.append(1e3 * (time.perf_counter() - begun - (timed.seconds - before)))

@@ -25,13 +25,13 @@ from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune
-from rest_local.decoding.core import RequestState
-from rest_local.decoding.forward import Forward
+from rest_local.decoding.core import Outcome, Part, Pass, RequestState
+from rest_local.decoding.forward import Forward, RequestFailed
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import Statistics
-from rest_local.decoding.stream import Answer
+from rest_local.decoding.stream import Answer, Piece
 from rest_local.decoding.verify import Verifier
-from rest_local.errors import OptionError
+from rest_local.errors import OptionError, RestLocalError
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
@@ -63,6 +63,43 @@ class Recording:
         """Do nothing: there is nothing to free."""
 
 
+def step(forward: Forward, running: Sequence[RequestState], parts: Sequence[Part] = ()) -> list[Outcome]:
+    """Do one pass without a scheduler. Raises DecodeFailed, RequestFailed."""
+    at_work = Pass(running, parts)
+    try:
+        forward.draft(at_work)
+        forward.submit(at_work)
+        return forward.verify(at_work, forward.logits(at_work))
+    except BaseException:
+        forward.undo(at_work)
+        raise
+
+
+def evaluate_prompt(forward: Forward, state: RequestState) -> None:
+    """Evaluate what an admitted request has pending; an interrupt keeps what is done. Raises DecodeFailed."""
+    while state.text.is_prefilling:
+        (error,) = step(forward, [], [(state, min(state.text.n_pending, forward.backend.n_batch))])
+        if isinstance(error, RestLocalError):
+            raise error
+
+
+def step_alone(forward: Forward, state: RequestState) -> Piece:
+    """Do one pass for one request, which gives a token or more. Raises DecodeFailed, the cells being cleared, and what
+    the sampler raises.
+    """
+    evaluate_prompt(forward, state)
+    begun = time.perf_counter()
+    try:
+        (outcome,) = step(forward, [state])
+    except RequestFailed as failed:
+        raise failed.error from failed
+    if isinstance(outcome, RestLocalError):
+        raise outcome
+    assert outcome is not None
+    state.answer.receive(outcome.verdict.tokens, begun)
+    return state.speculation.finish(outcome)
+
+
 @dataclass
 class Runner:
     """A context that runs one answer at a time."""
@@ -79,12 +116,12 @@ class Runner:
         verifier = Verifier(Recording(ids), lambda token: False)
         sequence = RequestState(request, policy, verifier, recording, lambda _: sources)
         sequence.admit(self.slot)
-        self.forward.evaluate_prompt(sequence)
+        evaluate_prompt(self.forward, sequence)
         begin(sources, answer)
         decoded: list[int] = []
         begun = time.perf_counter()
         while len(decoded) < len(ids):
-            decoded.extend(self.forward.step_alone(sequence).tokens)
+            decoded.extend(step_alone(self.forward, sequence).tokens)
         ms = 1e3 * (time.perf_counter() - begun)
         if decoded != ids:
             raise AssertionError(f"answer {answer.name}: the step loop changed a recorded token")

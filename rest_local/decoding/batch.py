@@ -24,7 +24,8 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
 from rest_local.errors import RestLocalError
 
-PATIENT_MS = 1e9  # nothing reads along, so prompts are evaluated in parts as large as a batch: the fastest for all
+# Nothing reads along, so prompts are evaluated in parts as large as a batch: the fastest for all.
+PATIENT_MS = 1e9
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CLOSE = 0.5
 """Share of the most tokens per second. The curve of a busy machine errs by as much: on the toy model it led to 2 at a
@@ -59,7 +60,7 @@ class Batch:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request is to be decoded now."""
+        """Return True if one more request is to be decoded now."""
         return len(self._running) < self._width
 
     @property
@@ -75,7 +76,7 @@ class Batch:
         return number
 
     def step(self) -> list[Finished]:
-        """One forward pass for all that run; the requests that have ended, the first given first."""
+        """Do one forward pass for all that run, and return the requests that have ended, the first given first."""
         self._decoder.step()
         ended = [
             Finished(number, request, state.result, state.error)
@@ -108,21 +109,21 @@ class Batch:
 
 
 def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
-    """The largest of `widths` whose tokens per second are close to the most, without drafts, where each request has so
-    many cells. `widths`: ascending. Weights are read once for all requests, but the attention of each passes over the
-    cells of all, so with long texts fewer can be faster.
+    """Return the largest of `widths` whose tokens per second are close to the most, without drafts, where each request
+    has so many cells. `widths`: ascending. Weights are read once for all requests, but the attention of each passes
+    over the cells of all, so with long texts fewer can be faster.
     """
     rates = [n / float(curve.expected(round(n * cells))[n - 1]) for n in widths]
     return max(n for n, rate in zip(widths, rates, strict=True) if rate >= CLOSE * max(rates))
 
 
 def answers(decoder: Decoder, requests: Iterable[Request]) -> Iterator[Finished]:
-    """All requests, each as it ends. What still runs is cancelled where the iterator is closed, or a pass fails."""
+    """Yield each request as it ends. What still runs is cancelled if the iterator is closed, or a pass fails."""
     batch = Batch(decoder)
     waiting: Iterator[tuple[int, Request]] = enumerate(requests)
-    if isinstance(requests, Sequence):  # prompts that share a beginning become neighbours
+    if isinstance(requests, Sequence):  # Prompts that share a beginning become neighbours.
         waiting = iter(sorted(waiting, key=lambda each: list(each[1].prompt)))
-    numbers: dict[int, int] = {}  # in the batch -> as given
+    numbers: dict[int, int] = {}  # The number in the batch -> the number as given.
     try:
         while True:
             while batch.has_room and (taken := next(waiting, None)):

@@ -16,14 +16,15 @@ from rest_local.llama.model import Model
 
 # Measuring takes at most this share of the time of steps, so that first answers are not slower.
 SHARE = 0.01
-LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall delays no request
+# Batches of more tokens are timed only while the engine is idle, where a stall delays no request.
+LARGEST_BETWEEN = 16
 COARSE = 2 * CERTAIN
-MOST_IDLE = 4 * len(SIZES)  # batches in one idle period, on a machine whose times do not agree
-_BUCKET = 8  # bits: lengths that differ by less than 256 tokens are checked once
+MOST_IDLE = 4 * len(SIZES)  # Batches in one idle period, on a machine whose times do not agree.
+_BUCKET = 8  # Bits: lengths that differ by less than 256 tokens are checked once.
 # Of the time since the last pass, for a batch in idle time: a request that comes soon meets none, a later one hardly
 # ever.
 IDLE_SHARE = 0.01
-MOST_BUSY = 3  # batches that other processes disturbed, after which the idle period is not used any more
+MOST_BUSY = 3  # After so many batches that other processes disturbed, an idle period is not used any more.
 
 
 class Calibration:
@@ -50,20 +51,20 @@ class Calibration:
         self._make_text = text
         self._text: Sequence[int] = ()
         self._credit_ms = 0.0
-        self._planned, self._price_ms = 0, 0.0  # the next batch, which the credit has to pay
-        self._idle, self._disturbed = 0, 0  # batches of this idle period
-        self._last_pass: float | None = None  # since a request drafts
-        self._certain_at: int | None = None  # length at which every price was certain at the last check
+        self._planned, self._price_ms = 0, 0.0  # The size of the next batch, and the credit that it needs.
+        self._idle, self._disturbed = 0, 0  # Batches in this idle period, and how many were disturbed.
+        self._last_pass: float | None = None  # None until a request drafts.
+        self._certain_at: int | None = None  # The length at which every price was certain at the last check.
 
     def after_pass(self, seconds: float) -> None:
-        """A forward pass took `seconds`; time a batch if the credit pays for it."""
+        """Time a batch, after a forward pass that took `seconds`, if the credit pays for it."""
         self._idle = self._disturbed = 0
         if self._last_pass is not None:
             self._last_pass = time.monotonic()
         if not self.enabled:
             return
         self._credit_ms += SHARE * 1e3 * seconds
-        if self._credit_ms < self._price_ms:  # the usual case; asking the curve costs as much as a lookup
+        if self._credit_ms < self._price_ms:  # The usual case; asking the curve costs as much as a lookup.
             return
         running = [state.text.slot for state in self._scheduler.queue.admitted if _drafts(state)]
         n_ctx = self._n_ctx if running else 0
@@ -76,13 +77,13 @@ class Calibration:
         if wanted and wanted == planned:
             self._planned, self._price_ms = 0, 0.0
             self._credit_ms -= self._measure(running[0], wanted, n_ctx)
-        elif wanted:  # the credit has to grow first
+        elif wanted:  # The credit has to grow first.
             self._planned, self._price_ms = wanted, float(self.curve.expected(n_ctx)[wanted - 1])
         else:
             self._certain_at = n_ctx >> _BUCKET
 
     def wakes_in(self) -> float | None:
-        """Seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
+        """Return the seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
         if self._last_pass is None or self._idle >= MOST_IDLE or self._disturbed >= MOST_BUSY:
             return None
         n_ctx = self._n_ctx
@@ -91,7 +92,7 @@ class Calibration:
         return max(self._last_pass + seconds / IDLE_SHARE - time.monotonic(), 0.0) if n else None
 
     def use_idle_time(self) -> None:
-        """One batch, and a plain step before it, in the slot that holds the longest text with room after it."""
+        """Time one batch, and a plain step before it, in the slot that holds the longest text with room after it."""
         self._idle += 1
         n_ctx = self._n_ctx
         n = self._most_uncertain(n_ctx, SIZES[-1])
@@ -105,11 +106,13 @@ class Calibration:
 
     @property
     def _n_ctx(self) -> int:
-        """Tokens in the cells."""
+        """Return the tokens in the cells."""
         return sum(slot.n_past for slot in self._scheduler.slots.slots)
 
     def _most_uncertain(self, n_ctx: int, largest: int) -> int:
-        """The batch size with the largest variance for its cost, coarsely first: neighbours can wait. 0: all known."""
+        """Return the batch size with the largest variance for its cost, coarsely first: neighbours can wait. 0: none is
+        uncertain.
+        """
         backend = self._scheduler.backend
         largest = min(largest, backend.max_outputs, backend.n_batch)
         sd, price = self.curve.uncertainty(n_ctx), self.curve.expected(n_ctx)
@@ -130,7 +133,7 @@ class Calibration:
 
 
 def _drafts(state: RequestState) -> bool:
-    """Whether it generates, and known prices are of use to it."""
+    """Return True if it generates, and known prices are of use to it."""
     return not state.text.is_prefilling and not state.left and state.speculation.policy.name != "off"
 
 
@@ -140,7 +143,8 @@ class MachineLoad:
     def __init__(self, model: Model, backend: Context, busy: bool) -> None:
         self.others_run = busy and backend.threads > 1
         self._meter, self._backend = load_meter(model, backend), backend
-        self._decoded_s, self._n_decodes = 0.0, 0  # since the last look
+        # Since the last look:
+        self._decoded_s, self._n_decodes = 0.0, 0
 
     def before_pass(self) -> None:
         """Set how long threads wait for each other; the pass before may have been that of another context."""

@@ -5,49 +5,35 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.kv_cache import cell_format, slot_files
 from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
-from rest_local.kv_cache.cell_format import PART
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot_files import NamedSlots, Run
 from rest_local.kv_cache.slots import Slots
-from rest_local.llama.context import Context
-from rest_local.llama.model import Model
 from rest_local.paths import cache_dir
 
 log = logging.getLogger("rest_local.engine")
 
 
-@dataclass(frozen=True)
-class CellFormat:
-    """What cells on disk say of the context that they are from, and into how many tokens a text is cut there."""
+Made = Mapping[str, str]
+"""What cells on disk say of the context that they are from."""
 
-    made: Mapping[str, str]
-    part: int
-    shares: bool
 
-    @classmethod
-    def of(cls, model: Model, backend: Context, shares: bool, exact: bool) -> CellFormat:
-        # Of a sliding window, llama.cpp saves only that before the last token of a part.
-        return cls(cell_format.made_with(model, backend.settings, exact), min(PART, backend.n_swa or PART), shares)
-
-    def open_sessions(self, limit: int) -> tuple[Sessions | None, str]:
-        """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning."""
-        try:
-            files = CellFiles(cache_dir() / SESSIONS, self.made, limit, part=self.part)
-        except OSError as error:
-            return None, f"no sessions are kept on disk: {error.filename}: {error.strerror}"
-        return Sessions(files, self.shares), ""
+def open_sessions(made: Made, limit: int, part: int, shares: bool) -> tuple[Sessions | None, str]:
+    """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning."""
+    try:
+        return Sessions(CellFiles(cache_dir() / SESSIONS, made, limit, part=part), shares), ""
+    except OSError as error:
+        return None, f"no sessions are kept on disk: {error.filename}: {error.strerror}"
 
 
 class CellStore:
-    """Saves what the slots of a context hold, and loads it."""
+    """Saves what the slots of a context hold, in parts of `part` tokens, and loads it."""
 
-    def __init__(self, slots: Slots, format: CellFormat) -> None:
-        self._slots, self._format = slots, format
+    def __init__(self, slots: Slots, made: Made, part: int, shares: bool) -> None:
+        self._slots, self._made, self._part, self._shares = slots, made, part, shares
 
     def save(self, path: Path) -> bool:
         """Write the longest text that the KV cache holds to a file, for `load` of a later engine.
@@ -56,10 +42,10 @@ class CellStore:
         the space of the cells.
         """
         slot = max(self._slots.slots, key=lambda slot: slot.n_past)
-        problem, made = "there are none", self._format
+        problem = "there are none"
         try:
             if slot.n_past:
-                planned = slot_files.plan(slot, made.made, made.part, made.shares, most=sys.maxsize)
+                planned = slot_files.plan(slot, self._made, self._part, self._shares, most=sys.maxsize)
                 assert planned is not None
                 slot_files.save(slot, path, planned)
                 return True
@@ -75,7 +61,7 @@ class CellStore:
         of llama.cpp are left out with a warning in the log. Only while no request runs.
         """
         try:
-            return slot_files.load(self._slots.slots[0], path, self._format.made).tokens
+            return slot_files.load(self._slots.slots[0], path, self._made).tokens
         except FileNotFoundError:
             return 0
         except (OSError, cell_format.Unusable) as error:
@@ -86,4 +72,4 @@ class CellStore:
         """Return what saves the slots by name, for one user; None where no sessions are kept."""
         if (sessions := self._slots.sessions) is None:
             return None
-        return NamedSlots(sessions.files, self._slots, self._format.shares, run, user)
+        return NamedSlots(sessions.files, self._slots, self._shares, run, user)

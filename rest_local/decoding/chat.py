@@ -18,7 +18,7 @@ from rest_local.errors import ModelError, OptionError
 from rest_local.grammar import Grammar
 from rest_local.llama.model import Model
 
-FREE = (None, "auto", "none")  # values of `tool_choice` that force no call
+FREE = (None, "auto", "none")  # Values of `tool_choice` that force no call.
 _NOT_TEXT = ("tool_calls", "function_call", "reasoning_content", "reasoning")
 
 

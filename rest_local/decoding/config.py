@@ -19,10 +19,10 @@ from rest_local.llama.sampling_defaults import checked
 if TYPE_CHECKING:
     from rest_local.decoding.verify import Relaxed
 
-POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # of rest_local.planning.policies; a test compares
+POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # A test compares them with rest_local.planning.policies.
 TRAINED: Final = "trained"
-NO_DRAFT_MODEL = Path("none")  # for `draft_model`
-AUTO_PROJECTOR, NO_PROJECTOR = Path("auto"), Path("none")  # for `mmproj`
+NO_DRAFT_MODEL = Path("none")  # A value of `draft_model`.
+AUTO_PROJECTOR, NO_PROJECTOR = Path("auto"), Path("none")  # Values of `mmproj`.
 SMALLEST_CONTEXT = 8
 
 
@@ -113,11 +113,11 @@ class EngineConfig:
 
     @property
     def fidelity(self) -> Literal["exact", "same", "fast"]:
-        """What `exact` asks for (`rest_local.calibration.settings.Fidelity`)."""
+        """Return what `exact` asks for (`rest_local.calibration.settings.Fidelity`)."""
         return "same" if self.exact is None else "exact" if self.exact else "fast"
 
     def context_length(self, trained: int) -> int:
-        """The context for a model trained for `trained` tokens (0: unknown). The one place that decides it."""
+        """Return the context for a model trained for `trained` tokens (0: unknown)."""
         if self.n_ctx == TRAINED:
             return trained or LARGEST_DEFAULT
         return self.n_ctx or min(filter(None, (LARGEST_DEFAULT, trained, self.cells)))
@@ -148,7 +148,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
-    """Raises OptionError for what is neither None nor a whole number from `least` on."""
+    """Raise OptionError for what is neither None nor a whole number from `least` on."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

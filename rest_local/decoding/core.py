@@ -105,7 +105,7 @@ class RequestState:
         sources.restart(text.tokens)
         speculation.policy.begin(n_prompt)
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
-        self.result.timings = self.answer.timings  # for whoever is told of a prompt that is cut off
+        self.result.timings = self.answer.timings  # A prompt that is cut off is told with them.
         sources.predict(self.request.prediction)
 
     def restore(self, seconds: float, patient: bool) -> None:

@@ -1,8 +1,6 @@
 """One context and all that decodes on it: what it can verify, what it costs, its policies, its slots.
 
-Contract: an engine has one. It opens a second one, of one slot, for the first request that asks for exactness on an
-engine that is not exact: cells of other requests act like holes there, so such a request is alone on a context of
-its own (DESIGN.md section 4).
+`Decoder` has one, and perhaps a second one for exact requests (`open_exact`).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from rest_local.calibration.tuning import (
     tune_thoroughly,
 )
 from rest_local.decoding.calibrating import Calibration, MachineLoad
-from rest_local.decoding.cells import CellFormat, CellStore
+from rest_local.decoding.cells import CellStore, open_sessions
 from rest_local.decoding.core import Pass, RequestState, Slot
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.drafting.models.drafter import Drafter
@@ -33,7 +31,7 @@ from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
-from rest_local.kv_cache.sessions import Sessions
+from rest_local.kv_cache.cell_format import PART, made_with
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import others_run, release_team, wait_briefly
@@ -45,7 +43,7 @@ from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
 FRAME_MS = 30.0  # 33 pieces of text in a second are more than a reader sees
-TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
+TRIED_CONTEXT = 512  # The length does not matter on a CPU.
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
@@ -83,8 +81,8 @@ class DecodeContext:
         busy: bool = False,
         sessions_limit: int = 0,
     ) -> None:
-        """`opener`: opens what drafts for it. `busy`: other programs run now. `sessions_limit`: bytes on disk for the
-        cells of texts, of all models.
+        """Make what a context needs. `opener`: opens what drafts for it. `busy`: other programs run now.
+        `sessions_limit`: bytes on disk for the cells of texts, of all models.
         """
         self.model, self.backend, self.tuning, self.exact = model, backend, tuning, tuning.fidelity == "exact"
         self.opener = opener
@@ -96,10 +94,9 @@ class DecodeContext:
         # have other bits, in 5 of 12.
         tiled, joins = backend.shortcuts.tiled, tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
         joined = (tiled - 1 if tiled else backend.n_batch) if joins else 0
-        cells, no_sessions = CellFormat.of(model, backend, capability.shares, self.exact), ""
-        sessions: Sessions | None = None
-        if sessions_limit:
-            sessions, no_sessions = cells.open_sessions(sessions_limit)
+        made, shares = made_with(model, backend.settings, self.exact), capability.shares
+        part = min(PART, backend.n_swa or PART)  # Of a sliding window, llama.cpp saves only that before the last token.
+        sessions, no_sessions = open_sessions(made, sessions_limit, part, shares) if sessions_limit else (None, "")
         self.scheduler: Scheduler = Scheduler(
             backend,
             capability,
@@ -113,14 +110,14 @@ class DecodeContext:
             for slot in self.scheduler.slots.slots:
                 slot.draft_text = self.drafter.text()
         self.sources = SlotSources(model, [] if failed_stores is None else failed_stores)
-        self.cells = CellStore(self.scheduler.slots, cells)
+        self.cells = CellStore(self.scheduler.slots, made, part, shares)
         told = (warning, _beyond_training(model, backend), refusal, no_sessions)
         self.warnings = [each for each in told if each]
         self.load = MachineLoad(model, backend, busy)
         meter = load_meter(model, backend, lambda: self.load.others_run)
         tuning.curve.busy_now = meter.busy
         self.calibration = Calibration(
-            self.scheduler, tuning.curve, lambda: self_test_text(model, backend.n_ctx), meter, enabled=capability.shares
+            self.scheduler, tuning.curve, lambda: self_test_text(model, backend.n_ctx), meter, enabled=shares
         )
 
     @classmethod
@@ -228,7 +225,7 @@ class DecodeContext:
                     slots.sessions.close(slots.slots)
                 self.tuning.store()
         finally:
-            if self.drafter is not None:  # it may read the context of the target
+            if self.drafter is not None:  # It may read the context of the target.
                 self.drafter.close()
             self.backend.close()
             wait_briefly(False)
@@ -260,7 +257,7 @@ def open_exact(shared: DecodeContext) -> DecodeContext:
 
 
 def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:
-    """The drafter of a context, and a warning if it is refused."""
+    """Return the drafter of a context, and a warning if it is refused."""
     try:
         return opener(context), ""
     except (ModelError, OptionError) as error:
@@ -268,7 +265,7 @@ def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:
 
 
 def _beyond_training(model: Model, context: Context) -> str:
-    """A warning where the context is longer than what the model was trained for, and nothing stretches it."""
+    """Return a warning if the context is longer than what the model was trained for, and nothing stretches it."""
     if not 0 < model.n_ctx_train < context.n_ctx or model.is_recurrent or model.options.rope != Rope():
         return ""
     return (

@@ -38,7 +38,9 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.history import History
 from rest_local.stop import Stop
 
-WAIT_S = 0.05  # for an image that all requests wait for, before commands are looked at again
+# All requests may wait for an image so long, and a thread for the context of exact requests, before they look whether
+# there is something else to do.
+WAIT_S = 0.05
 NO_PROJECTOR_HERE = "the model has no projector here, so it takes no images; give its `mmproj`"
 
 
@@ -61,8 +63,8 @@ class Decoder:
         self.predictions = Predictions(model.vocabulary, self.n_ctx)
         self.totals = Totals()
         self._config, self._projector, self._history = config, projector, history
-        self._opening = threading.Lock()  # held while the context for exact requests is opened
-        self._stop = Stop()  # for the thread that opens it
+        self._opening = threading.Lock()  # Held while the context for exact requests is opened.
+        self._stop = Stop()  # Stops the thread that opens it.
 
     @property
     def context(self) -> DecodeContext:

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Piece", "Result", "Stream"]
 
 S = TypeVar("S", bound=Stream)
-WAIT_S = 0.05  # for an image that all requests wait for, before commands are looked at again
 
 
 class Engine(Closing):
@@ -123,17 +122,17 @@ class Engine(Closing):
 
     @property
     def warnings(self) -> list[str]:
-        """What is switched off, and why. The first exact request of an engine that is not exact may add to them."""
+        """Return what is switched off, and why. The first exact request may add to it."""
         return list(dict.fromkeys(warning for context in self.decoder.contexts for warning in context.warnings))
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context of one request, or of one text that becomes a vector."""
+        """Return the tokens of context of one request, or of one text that becomes a vector."""
         return self.decoder.n_ctx
 
     def statistics(self) -> dict[str, Any]:
-        """Totals since it was opened (`Totals`), and now: tokens in the cells of all slots (shared ones for each),
-        how many cells there are, and the age of the cost curve in seconds.
+        """Return totals since it was opened (`Totals`), and what there is now: tokens in the cells of all slots (shared
+        ones for each), how many cells there are, and the age of the cost curve in seconds.
         """
         contexts, slots = self.decoder.contexts, self.decoder.slots
         return {
@@ -147,7 +146,7 @@ class Engine(Closing):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the engine computes with: context settings, threads in use, exact, policy, verify."""
+        """Return what the engine computes with: context settings, threads in use, exact, policy, verify."""
         context = self.decoder.context
         return {
             **context.tuning.settings.to_dict(),
@@ -200,7 +199,7 @@ class Engine(Closing):
         return answers(self.decoder, requests)
 
     def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
-        """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.
+        """Make the request that `generate` makes of its arguments, for `Service.submit`. From any thread.
 
         Special tokens in a text prompt count as such. Of a prediction that is longer than the context and longer than
         65 536 tokens only the beginning is used, with one warning in the log. Raises OptionError, PromptTooLong.
@@ -221,7 +220,7 @@ class Engine(Closing):
         return Request([int(token) for token in prompt], **given)
 
     def chat_request(self, messages: Sequence[Mapping[str, Any]], **given: Unpack[ChatOptions]) -> tuple[Request, Chat]:
-        """The request that `chat` makes, and what makes its result a message. Any thread. Raises as `chat`."""
+        """Make the request that `chat` makes, and what makes its result a message. Any thread. Raises as `chat`."""
         options: dict[str, Any] = {**given}
         of_chat = {name: options.pop(name) for name in CHAT_ONLY & options.keys()}
         chat = Chat(self.model, messages, **of_chat | {"tools": tools_of(of_chat.get("tools"))})
@@ -242,7 +241,7 @@ class Engine(Closing):
     def image_prompt(
         self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None, owner: str | None = None
     ) -> ImagePrompt:
-        """The tokens of a text with images: `prompt` and `images` of a request. From any thread.
+        """Return the tokens of a text with images: `prompt` and `images` of a request. From any thread.
 
         `images`: by the text that stands for each of them in `text`, such as `<image>`, the bytes of a file in PNG,
         JPEG, GIF or WebP. `most`: tokens. `owner`: as for `tokenize`. Takes a tenth of a second for each image that is
@@ -273,8 +272,8 @@ class Engine(Closing):
         return stream
 
     def tokenize(self, text: str, *, most: int | None = None, owner: str | None = None) -> list[int]:
-        """Token ids with the model's start token and parsed special tokens. A start token in the text is not doubled.
-        `owner`: as for `Vocabulary.tokenize`.
+        """Return token ids with the model's start token and parsed special tokens. A start token in the text is not
+        doubled. `owner`: as for `Vocabulary.tokenize`.
 
         Raises PromptTooLong where there are more than `most`, as soon as that is known. The number in it is then an
         estimate, from the part of the text that was tokenized.
@@ -292,7 +291,7 @@ class Engine(Closing):
         return tokens
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation in the model's own chat template, up to where the answer begins, as `chat` evaluates it.
+        """Render a conversation in the model's chat template, up to where the answer begins, as `chat` evaluates it.
         Raises ModelError, OptionError, TemplateFailed.
         """
         return Chat(self.model, messages).prompt

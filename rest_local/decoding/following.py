@@ -31,9 +31,9 @@ from rest_local.retrieval.home import find, folder, read_manifest
 log = logging.getLogger("rest_local.datastore")
 
 EVERY_S = 0.2
-RETRY_S = 10.0  # until a commit that could not be opened is tried again
-CLOSE_S = 2.0  # for the thread to end; a network drive may hold it longer
-_TAIL = 80  # bytes: the checksum of a manifest is its last field
+RETRY_S = 10.0  # A commit that could not be opened is tried again then.
+CLOSE_S = 2.0  # The thread is given so long to end; a network drive may hold it longer.
+_TAIL = 80  # Bytes: the checksum of a manifest is its last field.
 
 _State = tuple[object, ...]
 
@@ -135,7 +135,7 @@ class OpenDatastores:
             self._closed = True
             self._retired += [*self.in_use, *(offer.store for offer in self._waiting.values() if offer.store)]
             self._waiting.clear()
-        with ExitStack() as stack:  # each, whatever the others raise
+        with ExitStack() as stack:  # Each, whatever the others raise.
             for store in self._retired:
                 stack.callback(store.close)
 
@@ -172,7 +172,7 @@ class Follower:
         self._seen: dict[Path, _State] = {}
         self._retry_at: dict[Path, float] = {}
         self._warned: dict[Path, str] = {}
-        self.told = set(self._awaited)  # why they cannot be opened was said when the engine opened its datastores
+        self.told = set(self._awaited)  # Opening the engine has said why.
         self._news = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rest-local-follow", daemon=True)
@@ -208,14 +208,14 @@ class Follower:
                 self.look()
                 self._news.wait(self._every_s)
                 self._news.clear()
-        except Exception:  # nothing above can catch it; answers go on with what is open
+        except Exception:  # Nothing above can catch it; answers go on with what is open.
             log.exception("new commits of datastores are not noticed any more")
 
     def _open(self, path: Path) -> None:
         """Offer the newest commit at a path, unless it is in use."""
         current = {store.path: store for store in self._datastores.current()}.get(path)
         if current is None and path not in self._awaited:
-            return  # its owner stopped using it
+            return  # Its owner stopped using it.
         try:
             if current and read_manifest(find(path, self._hash)) == current.manifest:
                 return
@@ -243,13 +243,13 @@ class Follower:
         self.told.discard(path)
 
     def _state(self, path: Path) -> _State:
-        """What changes with every commit for the vocabulary, wherever it lies."""
+        """Return what changes with every commit for the vocabulary, wherever it lies."""
         return _end_of(folder(path, self._hash) / MANIFEST), _end_of(path / MANIFEST)
 
 
 def _end_of(path: Path) -> _State | int | None:
-    """What tells a file from the one that replaces it, its last bytes among it; None if there is none, the number of
-    another error. Opening it makes a network drive ask its server, which may answer a `stat` from its memory.
+    """Return what tells a file from the one that replaces it, such as its last bytes. None if there is none, the number
+    of another error. Opening it makes a network drive ask its server, which may answer a `stat` from its memory.
     """
     try:
         with path.open("rb", buffering=0) as file:

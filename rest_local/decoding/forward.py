@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.core import Outcome, Part, Pass, RequestState, Slot, StepResult, error_of
 from rest_local.decoding.images import ImageRows
-from rest_local.decoding.results import PassClock, Step
+from rest_local.decoding.results import PassClock
 from rest_local.drafting.models.drafter import Drafter, Evaluated
 from rest_local.drafting.tree import Draft
 from rest_local.errors import DecodeFailed, RestLocalError
@@ -34,7 +34,7 @@ from rest_local.kv_cache.slots import Slots
 from rest_local.planning.plan import TreeFailed
 from rest_local.planning.policy import StepCost
 
-ABORTED = 2  # of `llama_decode`: `Context.abort` was called
+ABORTED = 2  # `llama_decode` returns it if it was aborted.
 _NOTHING = np.empty((0, 0), np.float32)
 
 
@@ -88,25 +88,13 @@ class Forward:
         self.drafter = drafter
         self._measured = overlaps is None
         self._slots = slots
-        self._spare_s = 0.0  # for which the last pass was waited for, with what was drafted ahead in that time
-        self._ahead_s = 0.0  # that drafting ahead took in this pass
-        self._usual_ahead_s = 0.0  # that it takes
+        # How long the last pass was waited for, what drafting ahead took of that, and what it usually takes.
+        self._spare_s = self._ahead_s = self._usual_ahead_s = 0.0
 
     def undo(self, at_work: Pass) -> None:
         """Have the cells hold what they held before a pass that cannot be finished."""
         for slot, n_past in zip(at_work.slots, at_work.before, strict=True):
             _put_back(slot, n_past, at_work.broken_off)
-
-    def step(self, running: Sequence[RequestState], parts: Sequence[Part] = ()) -> list[Outcome]:
-        """Do one pass, for callers without a scheduler. Raises DecodeFailed, RequestFailed."""
-        at_work = Pass(running, parts)
-        try:
-            self.draft(at_work)
-            self.submit(at_work)
-            return self.verify(at_work, self.logits(at_work))
-        except BaseException:
-            self.undo(at_work)
-            raise
 
     # Drafts
 
@@ -130,7 +118,7 @@ class Forward:
                     state.speculation.prune()
 
     def _limit(self, state: RequestState, n_other: int) -> int:
-        """Most nodes of a tree: by the answer, the context, the batch and the model."""
+        """Return the most nodes of a tree: by the answer, the context, the batch and the model."""
         if self.capability.kind == "none":
             return 0
         places = min(self.backend.max_outputs, self.backend.n_batch) - n_other
@@ -140,7 +128,7 @@ class Forward:
         n_other = len(running) - 1
         n_again = sum(state.text.slot.n_again for state in running)
         room = max(0, min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other - n_again)
-        for state in running:  # whole trees, of policies that know no costs: while there is room
+        for state in running:  # Policies that know no costs have whole trees, while there is room.
             state.speculation.cut(room)
             room -= len(state.speculation.tree)
         growing = [state for state in running if state.speculation.drafted.growth]
@@ -195,18 +183,18 @@ class Forward:
                 return
             if code == 1 and self._slots is not None and self._slots.evict():
                 continue
-            if code == 1 and any(len(state.speculation.tree) for state in running):  # no room, restored
+            if code == 1 and any(len(state.speculation.tree) for state in running):  # There was no room.
                 for state in running:
                     state.speculation.cut(len(state.speculation.tree) // 2)
             elif code == ABORTED and any(state.left for state in states):
                 raise DecodeFailed(code, len(batch.token))
-            elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
+            elif (code == ABORTED or code < -1) and not rebuilt:  # It was partly applied.
                 rebuilt = True
                 for state in states:
                     with _ErrorsOf(state):
                         rebuild(state.text.slot, cut_back=code == ABORTED)
                     state.speculation.cut(0)
-            elif code == -1 and _simplify(running, states):  # refused, restored
+            elif code == -1 and _simplify(running, states):  # It was refused.
                 continue
             else:
                 if code not in (1, -1):
@@ -221,7 +209,7 @@ class Forward:
         if not self.overlaps or at_work.clock.prompted or self.drafter is not None:
             return []
         if self._spare_s < self._usual_ahead_s:
-            self._usual_ahead_s *= 0.99  # so that it is tried again in some hundred passes
+            self._usual_ahead_s *= 0.99  # It is tried again in some hundred passes.
             return []
         begun, failed = time.perf_counter(), []
         for state in at_work.running:
@@ -264,13 +252,13 @@ class Forward:
             slot, own = slots[number], 1 + len(state.speculation.tree)
             n_past, mine = slot.n_past, logits[row : row + own]
             row += own
-            if state.done:  # it ended while the pass was computed
+            if state.done:  # It ended while the pass was computed.
                 _put_back(slot, n_past)
                 outcomes.append(None)
                 continue
             try:
                 outcomes.append(state.speculation.take(mine, clock, number == 0, self.overlaps))
-            except Exception as error:  # of its sampler, say: not a reason to end the others
+            except Exception as error:  # Its sampler may fail, which is no reason to end the others.
                 _put_back(slot, n_past)
                 outcomes.append(error_of(error))
         outcomes += _commit(at_work.parts, slots[len(running) :], clock)
@@ -310,7 +298,7 @@ class Forward:
             try:
                 token = sampler.sample(row)
                 sampler.accept(token)
-            except Exception as error:  # not a reason to end the service
+            except Exception as error:  # It is no reason to end the service.
                 _put_back(slot, n_past)
                 outcomes[0] = error_of(error)
                 break
@@ -327,44 +315,21 @@ class Forward:
             state.statistics.count_free(free, speculation.drafted.skipped)
             at_work.n_decodes += len(free)
 
-    # One request by itself, without a scheduler
-
-    def evaluate_prompt(self, state: RequestState) -> None:
-        """Evaluate what an admitted request has pending; an interrupt keeps what is done. Raises DecodeFailed."""
-        while state.text.is_prefilling:
-            (error,) = self.step([], [(state, min(state.text.n_pending, self.backend.n_batch))])
-            if isinstance(error, RestLocalError):
-                raise error
-
-    def step_alone(self, state: RequestState) -> Step:
-        """One pass for one request: a token or more. Raises DecodeFailed, the cells being cleared; as the sampler."""
-        self.evaluate_prompt(state)
-        begun = time.perf_counter()
-        try:
-            (outcome,) = self.step([state])
-        except RequestFailed as failed:
-            raise failed.error from failed
-        if isinstance(outcome, RestLocalError):
-            raise outcome
-        assert outcome is not None
-        state.answer.receive(outcome.verdict.tokens, begun)
-        return state.speculation.finish(outcome)
-
 
 def _asked_ms(drafts: Sequence[Draft]) -> float:
-    """Milliseconds that a drafting model has taken in this step."""
+    """Return the milliseconds that a drafting model has taken in this step."""
     return sum(drafted.model_budget.text.step_ms for drafted in drafts if drafted.model_budget)
 
 
 def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:
-    """What became of the parts of prompts."""
+    """Commit the parts of prompts, and return what became of each."""
     outcomes: list[Outcome] = []
     for (state, n), slot in zip(parts, slots, strict=True):
         state.statistics.count_prompt(clock.decode_ms)
         try:
             slot.commit(n, state.text.ends_at_cut(n))
             outcomes.append(None)
-        except Exception as error:  # a checkpoint finds no memory, say; the tokens are committed all the same
+        except Exception as error:  # A checkpoint may find no memory; the tokens are committed all the same.
             outcomes.append(error_of(error))
     return outcomes
 
@@ -378,7 +343,7 @@ def _evaluated(at_work: Pass, outcomes: Sequence[Outcome]) -> list[Evaluated]:
     for state, (slot, n_past, text), outcome, again in zip(
         at_work.running, held, outcomes, at_work.clock.again, strict=False
     ):
-        row += again  # tokens before its root that were evaluated again
+        row += again  # These tokens stand before its root.
         if isinstance(outcome, StepResult) and text is not None:
             order = layout.order if (layout := state.speculation.layout) else []
             rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]
@@ -398,7 +363,7 @@ def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:
 
 
 def _image_of(running: Sequence[RequestState], parts: Sequence[Part]) -> ImageRows | None:
-    """The rows of an image, which are a pass of their own: llama.cpp takes tokens or rows."""
+    """Return the rows of an image, which are a pass of their own: llama.cpp takes tokens or rows."""
     if running or len(parts) != 1 or not parts[0][0].text.at_image:
         return None
     (state, n) = parts[0]

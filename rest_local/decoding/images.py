@@ -31,8 +31,8 @@ def image_prompt(
     places: Mapping[str, Place],
     most: int | None = None,
 ) -> ImagePrompt:
-    """`images`: by the text that stands for each; one that is not in `text` is left out. `places`: what errors call
-    them. `most`: tokens. Raises OptionError for what is no image, PromptTooLong.
+    """Tokenize a text with images. `images`: by the text that stands for each; one that is not in `text` is left out.
+    `places`: what errors call them. `most`: tokens. Raises OptionError for what is no image, PromptTooLong.
     """
     parts = re.split("(" + "|".join(map(re.escape, images)) + ")", text)
     tokens: list[int] = [vocabulary.ids.bos] if vocabulary.ids.add_bos and vocabulary.ids.bos is not None else []
@@ -77,12 +77,12 @@ class PromptImages:
         self.future: Future[Rows] | None = None
         self.lost = False
         self._waits_since: float | None = None
-        self._encoding: ImageChunk | None = None  # whose rows `future` has
+        self._encoding: ImageChunk | None = None  # The image whose rows `future` has.
         self._chunks, self._encode = {chunk.ids: chunk for chunk in chunks}, encode
         self._images: list[tuple[int, int, ImageChunk]] = []
 
     def find(self, tokens: Sequence[int]) -> None:
-        """Where images are in a text, and which of them take fewer positions than rows."""
+        """Find where images are in a text, and which of them take fewer positions than rows."""
         self._images, self.saved, saved = [], [], 0
         for begin, end in spans(tokens) if self._chunks else ():
             chunk = self._chunks[tuple(tokens[begin:end])]
@@ -95,7 +95,7 @@ class PromptImages:
         return bool(self._images)
 
     def ready_at(self, place: int) -> bool:
-        """Whether the rows of the image at this place of the text are computed."""
+        """Return True if the rows of the image at this place of the text are computed."""
         return self.future is not None and self.future.done() and self._at(place)[1] is self._encoding
 
     def missing_at(self, place: int) -> Future[Rows] | None:
@@ -126,16 +126,16 @@ class PromptImages:
         return waited
 
     def next_rows(self, place: int, most: int) -> int:
-        """How many rows of the image at this place to evaluate at once: `most`, or all."""
+        """Return how many rows of the image at this place to evaluate at once: `most`, or all."""
         begin, chunk = self._at(place)
         return min(most, begin + len(chunk) - place) if chunk.causal else len(chunk)
 
     def text_before(self, place: int, most: int) -> int:
-        """How many tokens, up to `most`, come before the next image."""
+        """Return how many tokens, up to `most`, come before the next image."""
         return min(most, next((begin for begin, _, _ in self._images if begin >= place), place + most) - place)
 
     def rows(self, slot: Slot, n: int) -> ImageRows:
-        """The next `n` rows for a slot, where they are ready."""
+        """Return the next `n` rows for a slot; they have to be ready."""
         assert self.future is not None
         begin, chunk = self._at(slot.n_past)
         first = slot.n_past - begin

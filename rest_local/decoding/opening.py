@@ -60,22 +60,22 @@ from rest_local.retrieval.sources.source import Render, Source
 
 log = logging.getLogger("rest_local.history")
 NAME_LENGTH = 40
-MODEL_LENGTH = 200  # a file can call itself anything
-BUFFERS = 256 << 20  # bytes: of a forward pass, that snapshots leave free
-NEXT_TO_EXPERTS = 1 / 8  # of free memory for snapshots, where weights are placed by hand
-_UNKNOWN = 2 << 30  # bytes of free memory where the system does not say
+MODEL_LENGTH = 200  # A file can call itself anything.
+BUFFERS = 256 << 20  # Snapshots leave so many bytes free for the buffers of a forward pass.
+NEXT_TO_EXPERTS = 1 / 8  # Snapshots get this share of free memory where weights are placed by hand.
+_UNKNOWN = 2 << 30  # The bytes of free memory where the system does not say.
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def open_encoder(config: EngineConfig) -> Model | None:
-    """The model, where its file says that it reads a text in both directions: it makes vectors or scores, and no text.
+    """Open the model if its file says that it reads a text in both directions: it makes vectors or scores, and no text.
     Raises ModelError, also for one that pools nothing.
     """
     path = model_file(config.model)
     try:
         if not read_gguf(path).is_encoder:
             return None
-    except (ModelError, OSError):  # what is no model is refused as one
+    except (ModelError, OSError):  # Opening the model says what is wrong with it.
         return None
     model = Model.open(path, n_gpu_layers=config.n_gpu_layers, options=config.options)
     if pooling_of(model) is None:
@@ -85,14 +85,16 @@ def open_encoder(config: EngineConfig) -> Model | None:
 
 
 def free_memory(config: EngineConfig) -> int:
-    """Bytes that are free where the cells will be: on the GPU where the model's layers go there, else of the system."""
+    """Return the bytes that are free where the cells will be: on the GPU if the model's layers go there, else of the
+    system.
+    """
     if uses_gpu(config):
         return sum(device.free_bytes for device in library.devices() if device.name in library.gpus()) or _UNKNOWN
     return min(_available(), _cgroup_room())
 
 
 def uses_gpu(config: EngineConfig) -> bool:
-    """Whether layers of the model go to a GPU."""
+    """Return True if layers of the model go to a GPU."""
     return library.supports_gpu() and config.n_gpu_layers != 0 and config.options.devices != ("none",)
 
 
@@ -105,7 +107,7 @@ def _available() -> int:
 
 
 def _cgroup_room() -> int:
-    """What the limit of a container leaves; no limit is a large number."""
+    """Return what the limit of a container leaves; no limit is a large number."""
     with suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text("ascii"))
         return max(limit - int((_CGROUP / "memory.current").read_text("ascii")), 0)
@@ -129,15 +131,15 @@ class Snapshots(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """Where there are fewer than are wanted."""
+        """Return a warning if there are fewer than are wanted."""
         if self.number == self.wanted:
             return ""
         return f"{self}; {self.wanted} do not fit next to the layers: longer drafts go back to checkpoints (--rollback)"
 
 
 def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
-    """How many snapshots of a recurrent state are kept for each slot: those that were asked for, else as many as fit
-    next to the layers, from a header alone. All 0 for a model without such a state. Raises ModelError.
+    """Return how many snapshots of a recurrent state are kept for each slot: those that were asked for, else as many as
+    fit next to the layers, from a header alone. All 0 for a model without such a state. Raises ModelError.
     """
     metadata, options, slots = read_gguf(path), config.options, config.slots
     header = header_of(metadata, path)
@@ -159,7 +161,9 @@ def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
-    """The model, with options that a child tried, and what they gave up, if any. Raises ModelError, OptionError."""
+    """Open the model with options that a child tried; return it and what they gave up, if any. Raises ModelError,
+    OptionError.
+    """
     path = model_file(config.model)
     snapshots = snapshots_for(config, path)
     options = replace(config.options, rollback=snapshots.number) if snapshots.size else config.options
@@ -168,7 +172,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         size = config.context_length(trained_context(path, tried))
         return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.fidelity)
 
-    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
+    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # `trial.attempt` takes it in this way.
     try:
         chosen = load_fallback.choose(path, config.n_gpu_layers, options, contexts, n_ctx)
     except ModelInvalid:
@@ -180,14 +184,14 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
     used = None if options.override_kv else known.known_models().get(known.key_of(path))
-    if used is not None:  # a third of a second for 150 000 tokens
+    if used is not None:  # Computing it takes a third of a second for 150 000 tokens.
         model.vocabulary.hash = used.vocabulary
     return model, "; ".join(filter(None, (snapshots.warning, chosen.warning, refusal)))
 
 
 def open_projector(config: EngineConfig, model: Model, undo: ExitStack) -> tuple[Projector | None, str]:
-    """The projector for images, and a warning where one that was found with the model cannot be used. Raises
-    ProjectorInvalid for one that was named.
+    """Open the projector for images; return a warning as well if one that was found with the model cannot be used.
+    Raises ProjectorInvalid for one that was named.
     """
     named = config.mmproj
     if named is None or named == NO_PROJECTOR:
@@ -208,7 +212,7 @@ Unusable = Callable[[str | Path, DatastoreError, Model], bool]
 
 
 def open_datastores(config: EngineConfig, model: Model, undo: ExitStack, unusable: Unusable) -> list[Datastore]:
-    """The datastores by name or path. Raises DatastoreError."""
+    """Open the datastores by name or path. Raises DatastoreError."""
     known = model.vocabulary.identity
     mmap = None if model.options.mmap else False
     stores: list[Datastore] = []
@@ -227,7 +231,7 @@ def open_datastores(config: EngineConfig, model: Model, undo: ExitStack, unusabl
 
 
 def build_missing(config: EngineConfig) -> Unusable:
-    """Refuses, except that it builds what `config.build_missing` allows."""
+    """Return what refuses a datastore, except that it builds what `config.build_missing` allows."""
 
     def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
         if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
@@ -252,8 +256,8 @@ def build_index(name: str | Path, model: Model, sources: list[Source], progress:
 
 
 def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:
-    """What renders the transcripts among the sources for this model, None if there are none. It may be opened with
-    `vocab_only`. Raises ModelError if the model has no chat template.
+    """Return what renders the transcripts among the sources for this model, None if there are none. The model may be
+    opened with `vocab_only`. Raises ModelError if the model has no chat template.
     """
     if not any(isinstance(source, Transcripts) for source in sources):
         return None
@@ -263,7 +267,7 @@ def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:
 
 
 def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeContext:
-    """The context of all requests, after the draft model, which costs a warning if unusable. Raises ModelError."""
+    """Open the context of all requests, after the draft model, which costs a warning if unusable. Raises ModelError."""
     size = config.context_length(model.n_ctx_train)
     threads = config.threads or 0
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
@@ -273,7 +277,7 @@ def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeC
     except ModelError as error:
         if opener is NO_DRAFTER:
             raise
-        opener.close()  # both may be too much for the memory
+        opener.close()  # Both may be too much for the memory.
         refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
         context = DecodeContext.open(model, settings, config.fidelity, config.sessions)
     undo.callback(context.close)
@@ -283,7 +287,7 @@ def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeC
 
 
 def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]:
-    """What opens a drafter for the model, and a warning if it is refused: no draft is worth an answer. Raises
+    """Return what opens a drafter for the model, and a warning if it is refused: no draft is worth an answer. Raises
     ModelNotFound, because the user is told of a mistyped name at once.
     """
     if config.draft_model is None:
@@ -300,7 +304,7 @@ def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]
 
 
 def open_history(model: Model) -> History | None:
-    """The earlier answers of a model, to draft from. None where no directory can be made. Reads up to 32 MB."""
+    """Open the earlier answers of a model, to draft from. None where no directory can be made. Reads up to 32 MB."""
     try:
         path = history_home() / key_of(model)
     except OSError as error:
@@ -311,9 +315,9 @@ def open_history(model: Model) -> History | None:
 
 
 def key_of(model: Model) -> str:
-    """The name of a model's files: legible; another one for another vocabulary, name or shape, and with adapters."""
+    """Return a legible name for a model's files, another one for other vocabularies, names, shapes and adapters."""
     shape: list[object] = [model.vocabulary.hash, model.name, model.n_params, model.n_layer, model.n_embd]
-    if model.adapters.identity:  # not without adapters: keys of older versions stay valid
+    if model.adapters.identity:  # Without adapters, keys of older versions stay valid.
         shape.append(model.adapters.identity)
     legible = re.sub(r"[^a-z0-9]+", "-", model.name.lower())[:NAME_LENGTH].strip("-") or "model"
     return f"{legible}-{hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:12]}"

@@ -15,8 +15,8 @@ from rest_local.calibration.cost import CostCurve, per_token
 from rest_local.decoding.core import Part, Pass, RequestState
 from rest_local.kv_cache.backend import Backend
 
-STALL_MS = 100.0  # what a part of a prompt may add to a step of requests that generate
-LEAST_PART = 16  # tokens of it, and least of a part whose time tells how many more another may have
+STALL_MS = 100.0  # A part of a prompt may add so much to a step of requests that generate.
+LEAST_PART = 16  # A part has at least so many tokens. The time of a smaller one is that of the pass.
 
 
 class Prefill:
@@ -37,7 +37,7 @@ class Prefill:
         # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
         self._part_ms = 0.0
         self._plain_pass_ms = 0.0  # The newest pass without a part of a prompt took so long.
-        self._turn = 0  # which of the prompts is first
+        self._turn = 0  # The number of the prompt that is first.
 
     def per_token(self, cells: int) -> float:
         """Return the milliseconds that a token of a prompt takes; by the cost curve as long as none was measured."""

@@ -43,8 +43,8 @@ class RequestQueue:
         self._out_of_cells = False  # A request was sent back, and none has ended since.
         # A request that waits until another one ends or gets on with its prompt.
         self._blocked: RequestState | None = None
-        self._round = 0  # of the request that was admitted last
-        self._rounds: dict[str, int] = {}  # of the last request of each client, where that is to come
+        # The round of the request that was admitted last, and of the last one of each client, where that is to come.
+        self._round, self._rounds = 0, dict[str, int]()
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter([*self.admitted, *self.waiting])

@@ -28,7 +28,10 @@ from rest_local.llama.projector import ImageChunk
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.policy import Policy
 
+log = logging.getLogger("rest_local.decoding")
+
 MOST_LOGPROBS = 100
+LEAST_LIMIT = 1 << 16  # Tokens: 16 contexts of the usual 4 096.
 Strict = Literal["strict"]
 STRICT: Strict = "strict"
 
@@ -107,18 +110,15 @@ class Request:
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             raise OptionError(f"logprobs is {self.logprobs}: give 0 to {MOST_LOGPROBS}")
         if self.images:
-            self._check_images()
+            known = {chunk.ids for chunk in self.images}
+            if any(tuple(self.prompt[begin:end]) not in known for begin, end in spans(self.prompt)):
+                raise OptionError("images: the prompt holds ids of an image that is not among them")
+            if self.prompt and self.prompt[-1] < 0:
+                raise OptionError("images: text has to follow the last image of a prompt")
         for name in ("prompt_seconds", "seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OptionError(f"{name} is {value}: give a positive number")
-
-    def _check_images(self) -> None:
-        known = {chunk.ids for chunk in self.images}
-        if any(tuple(self.prompt[begin:end]) not in known for begin, end in spans(self.prompt)):
-            raise OptionError("images: the prompt holds ids of an image that is not among them")
-        if self.prompt and self.prompt[-1] < 0:
-            raise OptionError("images: text has to follow the last image of a prompt")
 
 
 class RequestOptions(TypedDict, total=False):
@@ -165,11 +165,6 @@ CHAT_ONLY = ChatOptions.__annotations__.keys() - RequestOptions.__annotations__.
 """The arguments of `Chat`; all others are those of a request."""
 
 
-log = logging.getLogger("rest_local.decoding")
-
-LEAST_LIMIT = 1 << 16  # tokens: 16 contexts of the usual 4 096
-
-
 class Predictions:
     """One for each engine, for any thread. `most`: tokens that are kept of one prediction."""
 
@@ -179,11 +174,11 @@ class Predictions:
         self._warned = False
 
     def tokenize(self, text: str) -> NDArray[np.int32]:
-        """The tokens of a text. Where there are more than `most`, the rest of the text is not read."""
+        """Return the tokens of a text. Where there are more than `most`, the rest of the text is not read."""
         return self._cut(self._vocabulary.tokenize(text, most=self.most))
 
     def take(self, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
-        """Given ids, up to the first that the model does not have."""
+        """Return ids up to the first that the model does not have."""
         ids = self._cut(np.asarray(tokens[: self.most + 1]))
         unknown = np.flatnonzero((ids < 0) | (ids >= self._vocabulary.size))
         return ids[: unknown[0] if len(unknown) else None].astype(np.int32)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.verify import Verdict
-from rest_local.drafting.origins import Origin
 from rest_local.drafting.sources import SOURCES
 from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.planning.policy import StepCost
+
+ENOUGH_STEPS = 30  # The time of a plain pass is known from so many.
+LARGEST_ERROR = 0.1  # The standard deviation of the logarithm of that time by the cost curve.
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,16 @@ class Timings:
 
     @property
     def prompt_per_second(self) -> float:
-        """Evaluated tokens of the prompt per second, 0 where there was none."""
+        """Return the evaluated tokens of the prompt per second, 0 where there was none."""
         return 1e3 * self.prompt_tokens / self.prompt_ms if self.prompt_ms else 0.0
 
     @property
     def predicted_per_second(self) -> float:
-        """Tokens of the answer per second, 0 where there was none."""
+        """Return the tokens of the answer per second, 0 where there was none."""
         return 1e3 * self.predicted_tokens / self.predicted_ms if self.predicted_ms else 0.0
 
     def to_dict(self) -> dict[str, float]:
-        """The names and the order of llama-server's `timings`."""
+        """Return them with the names and in the order of llama-server's `timings`."""
         return {
             "cache_n": self.cached_tokens,
             **llama_timings("prompt", self.prompt_tokens, self.prompt_ms),
@@ -70,7 +71,7 @@ class Timings:
 
 
 def llama_timings(what: str, n: int, milliseconds: float) -> dict[str, float]:
-    """What llama-server tells about `what` (`prompt`, `predicted`) of n tokens; rates are 0 where there was none."""
+    """Return what llama-server tells of n tokens of `what` (`prompt`, `predicted`); rates are 0 for none."""
     return {
         f"{what}_n": n,
         f"{what}_ms": round(milliseconds, 3),
@@ -123,15 +124,15 @@ class DraftStatistics:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens for each forward pass: 1 without drafting. The JSON calls it `mat` (mean accepted tokens)."""
+        """Return the tokens for each pass: 1 without drafting. The JSON calls it `mat` (mean accepted tokens)."""
         return self.generated / max(self.steps, 1)
 
     def of_source(self, name: str) -> SourceCounts:
-        """The counts of one source, zeros where it drafted nothing."""
+        """Return the counts of one source, zeros where it drafted nothing."""
         return self.by_source.get(name, SourceCounts())
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `draft` of the JSON."""
+        """Return the object `draft` of the JSON."""
         counts = {name: {"drafted": each.drafted, "accepted": each.accepted} for name, each in self.by_source.items()}
         of_model = self.draft_model_ms_per_step
         return {
@@ -150,21 +151,23 @@ class DraftStatistics:
         }
 
 
-ENOUGH_STEPS = 30  # plain passes from which the time of one is known
-LARGEST_ERROR = 0.1  # standard deviation of the logarithm of that time by the cost curve
-
-
 @dataclass(slots=True)
 class PassClock:
     """What is in a pass, and when it was begun to be put together, submitted (the decode that succeeded), and computed:
     seconds of `time.perf_counter`.
+
+    n_ctx      tokens in the cells before it
+    n_running  requests that generate
+    prompted   it holds a part of a prompt
+    n_nodes    drafted tokens of all requests
+    again      how many tokens each request evaluates again
     """
 
-    n_ctx: int  # tokens in the cells before it
-    n_running: int  # that generate
-    prompted: bool  # whether it holds a part of a prompt
-    n_nodes: int = 0  # drafted tokens of all of them
-    again: list[int] = field(default_factory=list)  # by request, tokens that are evaluated again
+    n_ctx: int
+    n_running: int
+    prompted: bool
+    n_nodes: int = 0
+    again: list[int] = field(default_factory=list)
     begun: float = 0.0
     submitting: float = 0.0
     submitted: float = 0.0
@@ -176,36 +179,47 @@ class PassClock:
 
     @property
     def batch_ms(self) -> float:
-        """Building the batch, and submissions that failed: the share of one sequence."""
+        """Return the share of one sequence in building the batch and in submissions that failed."""
         return 1e3 * (self.submitting - self.begun) / self.n_running
 
 
 @dataclass(slots=True)
 class StepClock:
-    """Milliseconds of the stages of one sequence's step, in the order in which they come."""
+    """Milliseconds of the stages of one sequence's step, in the order in which they come.
 
-    draft: float = 0.0  # lookup, growth and pruning, without the draft model
-    lookup: float | None = None  # the lookup alone; None where nothing was looked up
-    model: float = 0.0  # the draft model: catching up with the text, and queries
-    queries: float = 0.0  # the queries alone
-    verify: float = 0.0  # verification, the cells, the sources
-    late: float = 0.0  # learning, and what came after the pass: charged to the next step
-    checkpoint: float = 0.0  # of recurrent state: of the draft, and going back to it; a part of the stages above
-    again: int = 0  # tokens that were evaluated again, for a draft that was rejected before
-    entropy: float = 0.0  # what entropies delay the next pass by: all of them, or a copied row while a device computes
+    draft       lookup, growth and pruning, without the draft model
+    lookup      the lookup alone; None where nothing was looked up
+    model       the draft model: catching up with the text, and queries
+    queries     the queries alone
+    verify      verification, the cells, the sources
+    late        learning, and what came after the pass: charged to the next step
+    checkpoint  saving recurrent state for a draft, and going back to it; a part of the stages above
+    again       tokens that were evaluated again because a draft was rejected
+    entropy     how long entropies delay the next pass: all of them, or a copied row while a device computes
+    """
+
+    draft: float = 0.0
+    lookup: float | None = None
+    model: float = 0.0
+    queries: float = 0.0
+    verify: float = 0.0
+    late: float = 0.0
+    checkpoint: float = 0.0
+    again: int = 0
+    entropy: float = 0.0
 
     def begin(self) -> None:
-        """A new step; what the one before left to be charged stays."""
+        """Begin a step; what the one before left to be charged stays."""
         self.draft = self.model = self.queries = self.verify = 0.0
         self.lookup = None
 
     @property
     def own(self) -> float:
-        """What this sequence took in the step, without its part of the pass."""
+        """Return what this sequence took in the step, without its part of the pass."""
         return self.draft + self.verify + self.late
 
     def cost(self, done: PassClock, n_nodes: int, n_accepted: int, first: bool) -> StepCost:
-        """What a policy learns from. `first`: of the sequences in the pass, the one that the cost curve learns from.
+        """Return what a policy learns from. `first`: the cost curve learns from this one of the sequences in the pass.
 
         A lookup that led to no draft is charged with all of drafting; otherwise growth is a part of what the draft
         costs. What a part of a prompt takes says nothing about steps without one.
@@ -228,19 +242,6 @@ class StepClock:
             n_again=self.again,
             checkpoint_ms=self.checkpoint,
         )
-
-
-@dataclass
-class Step:
-    """What one forward pass gave one sequence. Iterates as (token, source)."""
-
-    tokens: list[int]
-    sources: list[str]
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # by token, where asked for
-    origins: list[Origin | None] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        return zip(self.tokens, self.sources, strict=True)
 
 
 class StepResult(NamedTuple):
@@ -285,22 +286,23 @@ class Statistics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_ms: float = 0.0
-    again_ms: float = 0.0  # within the answer: evaluating text anew after a pause or a context shift
-    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
-    answer_share_ms: float = 0.0  # likewise
+    again_ms: float = 0.0  # Evaluating text of the answer anew, after a pause or a context shift.
+    # Its shares of passes, by tokens: summed over requests, the time that passed.
+    prompt_share_ms: float = 0.0
+    answer_share_ms: float = 0.0
     steps: int = 0
-    drafts: int = 0  # steps that submitted something
+    drafts: int = 0  # Steps that submitted something.
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
-    relaxed: int = 0  # of the accepted ones, those that plain decoding would not have given there
+    relaxed: int = 0  # Accepted tokens that plain decoding would not have given there.
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
-    lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
+    lookups_skipped: int = 0  # Steps in which the policy chose not to look anything up.
     plain: PlainSteps = field(default_factory=PlainSteps)
     decode_ms: float = 0.0
-    step_ms: float = 0.0  # decode_ms and the driver's own time
-    model_ms: float = 0.0  # of a draft model
+    step_ms: float = 0.0  # With the driver's own time.
+    model_ms: float = 0.0  # The time of a draft model.
 
     def count_prompt(self, ms: float) -> None:
         """Count a pass with a part of the prompt; after the first step that is text of the answer, evaluated anew."""
@@ -341,7 +343,7 @@ class Statistics:
         self.step_ms += ms + sum(step.driver_ms for step in steps)
 
     def plain_step_ms(self, curve: CostCurve, measured: bool) -> float:
-        """What a plain forward pass takes in the middle of this answer, in milliseconds; 0 where that is not known.
+        """Return the milliseconds of a plain forward pass in the middle of this answer; 0 where that is not known.
 
         It is the mean of the answer's own plain passes (`PlainSteps`), where these are ENOUGH_STEPS. Otherwise it is
         the time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this
@@ -358,7 +360,7 @@ class Statistics:
         return min(float(curve.expected(middle)[0]), self.decode_ms / self.steps)
 
     def summary(self) -> DraftStatistics:
-        """What the result of the request tells about drafting."""
+        """Return what the result of the request tells about drafting."""
         steps = max(self.steps, 1)
         times = np.array(self.lookup_us or [0.0])
         median, p99 = float(np.median(times)), float(np.percentile(times, 99))
@@ -392,7 +394,7 @@ class Totals:
     prompt_seconds: float = 0.0
     predicted_tokens: int = 0
     predicted_seconds: float = 0.0
-    longest: int = 0  # prompt and answer of one request
+    longest: int = 0  # Prompt and answer of one request.
     steps: int = 0
     drafts: int = 0
     drafted: int = 0
@@ -424,6 +426,6 @@ class Totals:
                 mine[key] += count
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy, from any thread: a source may be counted for the first time meanwhile."""
+        """Return a copy, in any thread: a source may be counted for the first time meanwhile."""
         by_source = {source: dict(counts) for source, counts in list(self.by_source.items())}
         return {**vars(self), "by_source": by_source}

@@ -29,35 +29,35 @@ from rest_local.kv_cache.slots import Slots
 from rest_local.llama.placeholders import is_first, whole
 from rest_local.llama.projector import Rows
 
-NO_ROOM = 1  # of `llama_decode`
-HELD_S = 0.001  # between two looks at slots that are all held, to be saved to a file or restored
-RESTORING_S = 0.5  # of cells from elsewhere, between two looks at what else there is to do
+NO_ROOM = 1  # `llama_decode` returns it.
+HELD_S = 0.001  # Slots that are all held, to be saved to a file or restored, are looked at so often.
+RESTORING_S = 0.5  # Cells are read from disk so long before something else is looked for.
 CHARGED_PASSES = 16
-SHIFT_KEEPS = 0.5  # of the text after the kept tokens
+SHIFT_KEEPS = 0.5  # A shift keeps this share of the text after the kept tokens.
 
 
 class PassTimes:
     """Charges the time of passes: to the requests in them, and to the cells that idle slots keep."""
 
     def __init__(self, slots: Slots, queue: RequestQueue, curve: CostCurve) -> None:
-        self.generating = 0  # passes that generated tokens
+        self.generating = 0  # Passes that generated tokens.
         self._slots, self._queue, self._curve = slots, queue, curve
-        self._uncharged_ms = 0.0  # of the steps before
-        self._charged_to = 0.0  # in this step
+        self._uncharged_ms = 0.0  # The end of the steps before.
+        self._charged_until = 0.0
         self._uncharged_passes = 0
 
     def begin_step(self) -> None:
-        self._charged_to = time.perf_counter()
+        self._charged_until = time.perf_counter()
 
     def end_step(self) -> None:
         """Leave the time since the last pass of the step to the next step."""
-        self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
+        self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_until)
 
     def charge(self, done: Pass) -> None:
         """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""
         now = time.perf_counter()
-        ms, self._uncharged_ms = self._uncharged_ms + 1e3 * (now - self._charged_to), 0.0
-        self._charged_to = now
+        ms, self._uncharged_ms = self._uncharged_ms + 1e3 * (now - self._charged_until), 0.0
+        self._charged_until = now
         counts = [1 + len(state.speculation.tree) + state.speculation.n_prompt for state in done.running]
         each = ms / (sum(counts) + sum(n for _, n in done.parts))
         for state, n in zip(done.running, counts, strict=True):
@@ -209,7 +209,7 @@ class Scheduler:
             try:
                 forward.draft(at_work)
                 forward.submit(at_work)
-                self.deliver()  # the pass before, while a device computes this one
+                self.deliver()  # The pass before, while a device computes this one.
                 for state, error in forward.draft_ahead(at_work):
                     self._fail(state, error)
                 logits = forward.logits(at_work)
@@ -250,7 +250,7 @@ class Scheduler:
         return self.prefill.plan(still, self.slots.idle_cells, with_parts)
 
     def _give_up(self, together: Sequence[RequestState], error: DecodeFailed) -> None:
-        """Nothing could be evaluated for these together: do it for each, or end the request."""
+        """Evaluate each of these by itself, or end the request: together, nothing could be evaluated."""
         first = together[0]
         images = first.text.images
         evaluated_again = error.code == LOST and first.text.is_prefilling and not images.lost
@@ -279,7 +279,7 @@ class Scheduler:
                 try:
                     if isinstance(outcome, RestLocalError):
                         self._finish(state, "error", outcome)
-                    elif outcome is None:  # a part of its prompt
+                    elif outcome is None:  # A part of its prompt was evaluated.
                         self._note_prompt(state)
                     else:
                         state.receive(outcome, begun)
@@ -313,7 +313,7 @@ def _encode_next(state: RequestState) -> None:
 
 
 def _is_late(state: RequestState) -> bool:
-    """By `prompt_seconds` before the first token, by `seconds` after it."""
+    """Return True if its time is over: `prompt_seconds` before the first token, `seconds` after it."""
     request, answer = state.request, state.answer
     if answer.begun:
         return request.seconds is not None and answer.seconds > request.seconds
@@ -322,8 +322,8 @@ def _is_late(state: RequestState) -> bool:
 
 
 def shifted(text: Sequence[int], keep: int, n_ctx: int) -> list[int]:
-    """What is left of a text that the context cannot hold: its first `keep` tokens, half a context at most, and the
-    newer of what follows, with fewer than `n_ctx` tokens in all; the text as it is where it has fewer.
+    """Return what is left of a text that the context cannot hold: its first `keep` tokens, half a context at most, and
+    the newer of what follows, fewer than `n_ctx` tokens in all. A text that has fewer stays as it is.
 
     What is dropped depends on positions alone, in blocks of one size. So a conversation that was shifted while it was
     answered, and is sent again longer, is cut at the same place, and the cells hold the beginning of what is left. No
@@ -334,6 +334,6 @@ def shifted(text: Sequence[int], keep: int, n_ctx: int) -> list[int]:
     block = n_ctx + 1 - keep - max(1, int(SHIFT_KEEPS * (n_ctx - keep)))
     blocks = max(0, -(-(len(text) - n_ctx + 1) // block))
     cut = keep + blocks * block
-    if whole(text, cut) != cut:  # in an image, which goes as a whole
+    if whole(text, cut) != cut:  # An image goes as a whole.
         cut = next(place for place in range(cut, len(text)) if text[place] >= 0 or is_first(text[place]))
     return [*text[:keep], *text[cut:]]

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rest_local.service")
 
 QUEUE = 64
-IDLE_S = 5.0  # without work, after which the engine lets go of memory that it can map again in milliseconds
-IDLE_PART_S = 0.05  # of idle work, before commands are looked at again
+IDLE_S = 5.0  # Without work for so long, the engine lets go of memory that it can map again in milliseconds.
+IDLE_PART_S = 0.05  # Idle work is done for so long before commands are looked at again.
 # Numbers of the steps of every service: an abort must not outlive the step that it is meant for.
 _steps = itertools.count(1)
 _requests = itertools.count(1)
@@ -86,13 +86,13 @@ class _News:
             return self._changed.wait_for(until, timeout)
 
     def tell(self, done: bool) -> None:
-        """In the engine's thread."""
+        """Wake who waits, in the engine's thread."""
         with self._changed:
             self._changed.notify_all()
         if self._wake:
             try:
                 self._wake(done)
-            except Exception:  # the owner's own code: not a reason to end other requests
+            except Exception:  # The owner's own code is no reason to end other requests.
                 log.exception("request %d: `wake` failed and is not called any more", self.number)
                 self._wake = None
 
@@ -104,10 +104,10 @@ class Service(Closing):
         self.engine = engine
         self._most_waiting = queue
         self._lock = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
+        self._commands: deque[Callable[[], None]] = deque()  # The thread runs them before its next pass.
         self._alive: dict[int, RequestState] = {}
-        self._step = 0  # the current or the last one, or idle work; all states in it are in `_alive`
-        self._is_idle = False  # idle work is going on
+        self._step = 0  # The current one, or the last one, or idle work. All states in it are in `_alive`.
+        self._is_idle = False  # Idle work is going on.
         self._closing: Literal["", "drain", "now"] = ""
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
@@ -179,18 +179,18 @@ class Service(Closing):
 
     @property
     def waiting(self) -> int:
-        """Requests that have no slot yet."""
+        """Return how many requests have no slot yet."""
         with self._lock:
             return len(self._waiting())
 
     @property
     def running(self) -> int:
-        """Requests that have a slot."""
+        """Return how many requests have a slot."""
         with self._lock:
             return sum(state.text.has_slot and not state.done for state in self._alive.values())
 
     def slots(self) -> list[dict[str, Any]]:
-        """By slot: id, state (idle, prefill, running), n_past, and the request it serves."""
+        """Return for each slot: id, state (idle, prefill, running), n_past, and the request it serves."""
         with self._lock:
             alive = list(self._alive.items())
         rows = []
@@ -201,7 +201,7 @@ class Service(Closing):
         return rows
 
     def statistics(self) -> dict[str, Any]:
-        """`Engine.statistics`, and how many requests run and wait."""
+        """Return `Engine.statistics`, and how many requests run and wait."""
         return {**self.engine.statistics(), "running": self.running, "waiting": self.waiting}
 
     def close(self, drain_seconds: float = 0.0) -> None:
@@ -321,7 +321,7 @@ class AsyncStream:
             loop = asyncio.get_running_loop()
 
             def wake(ended: bool) -> None:
-                with suppress(RuntimeError):  # the loop is closed
+                with suppress(RuntimeError):  # The loop is closed.
                     loop.call_soon_threadsafe(self._news.set)
 
             self._stream = await _in_thread(lambda: self._submit(self._make_request, wake), Stream.cancel)
@@ -329,7 +329,7 @@ class AsyncStream:
         try:
             while True:
                 self._news.clear()
-                done = stream.done  # before the pieces are taken: all of them are there then
+                done = stream.done  # Asked before the pieces are taken: all of them are there then.
                 for piece in stream.poll():
                     yield piece
                 if done:
@@ -351,7 +351,7 @@ class AsyncChatStream(AsyncStream):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The finished answer in OpenAI's form: role, content, reasoning_content, tool_calls."""
+        """Return the finished answer in OpenAI's form: role, content, reasoning_content, tool_calls."""
         return {"role": "assistant", "content": ""} if self._chat is None else self._chat.message(self.result)
 
     def _request(self) -> Request:
@@ -374,12 +374,12 @@ class AsyncEngine:
     async def load(
         cls, model: str | Path | None = None, *, queue: int = QUEUE, **options: Unpack[EngineOptions]
     ) -> AsyncEngine:
-        """As `Engine.load`."""
+        """Do as `Engine.load`."""
         return await cls.open(EngineConfig(model=model, **options), queue=queue)
 
     @classmethod
     async def open(cls, config: EngineConfig, *, queue: int = QUEUE) -> AsyncEngine:
-        """As `Engine(config)`. Raises ModelError, DatastoreError, OptionError."""
+        """Do as `Engine(config)`. Raises ModelError, DatastoreError, OptionError."""
         return cls(await _in_thread(lambda: Engine(config), Engine.close), queue=queue)
 
     @property
@@ -392,35 +392,35 @@ class AsyncEngine:
 
     @property
     def sampling(self) -> SamplingDefaults:
-        """As of `Engine`."""
+        """Return `Engine.sampling`."""
         return self._engine.sampling
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context of one request."""
+        """Return the tokens of context of one request."""
         return self._engine.n_ctx
 
     @property
     def warnings(self) -> list[str]:
-        """As `Engine.warnings`."""
+        """Return `Engine.warnings`."""
         return self._engine.warnings
 
     def statistics(self) -> dict[str, Any]:
-        """As `Service.statistics`."""
+        """Return `Service.statistics`."""
         return self._service.statistics()
 
     def generate(
         self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]
     ) -> AsyncStream:
-        """As `Engine.generate`; what is wrong with the arguments is raised when the stream is iterated."""
+        """Do as `Engine.generate`; what is wrong with the arguments is raised when the stream is iterated."""
         return AsyncStream(self._submit, lambda: self._engine.request(prompt, **options))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> AsyncChatStream:
-        """As `Engine.chat`; what is wrong with the arguments is raised when the stream is iterated."""
+        """Do as `Engine.chat`; what is wrong with the arguments is raised when the stream is iterated."""
         return AsyncChatStream(self._submit, lambda: self._engine.chat_request(messages, **options))
 
     async def tokenize(self, text: str) -> list[int]:
-        """As `Engine.tokenize`."""
+        """Do as `Engine.tokenize`."""
         return await asyncio.to_thread(self._engine.tokenize, text)
 
     async def close(self) -> None:
@@ -428,7 +428,7 @@ class AsyncEngine:
         await asyncio.to_thread(self._close)
 
     def _submit(self, make_request: Callable[[], Request], wake: Wake) -> Stream:
-        if self._closed:  # else the tokenizer of the closed model would say so, in other words
+        if self._closed:  # Else the tokenizer of the closed model would say so, in other words.
             raise ServiceClosed
         return self._service.submit(make_request(), wake)
 
@@ -447,8 +447,8 @@ class AsyncEngine:
 
 
 async def _in_thread(call: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """What `call` returns, from a thread. A thread cannot be cancelled: where the task is, `Stop`
-    ends what it computes, or `undo` gets the result."""
+    """Return what `call` returns, from a thread. Where the task is cancelled, `Stop` ends what the thread computes, or
+    `undo` gets the result."""
     lock, given_up, made, stop = threading.Lock(), threading.Event(), list[T](), Stop()
 
     def work() -> T:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.logprobs import entropy_of
-from rest_local.decoding.results import PassClock, Statistics, Step, StepClock, StepResult
-from rest_local.decoding.stream import TARGET
+from rest_local.decoding.results import PassClock, Statistics, StepClock, StepResult
+from rest_local.decoding.stream import TARGET, Piece
 from rest_local.decoding.text import Text
 from rest_local.decoding.verify import TokenConstraint, Verifier, prune
 from rest_local.drafting.origins import Decode, origins_of
@@ -29,8 +29,8 @@ from rest_local.drafting.tree import Draft, DraftTree, Layout
 from rest_local.kv_cache.slot import BatchBuilder
 from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy, StepContext
 
-LEAST_LIKELY = 0.2  # the least probability of an outcome for which the next step is drafted ahead
-RELAXED_MARK = "~"  # after the source of a token that relaxed verification accepted
+LEAST_LIKELY = 0.2  # The next step is drafted ahead for an outcome of at least this probability.
+RELAXED_MARK = "~"  # It follows the source of a token that relaxed verification accepted.
 
 
 class Speculation:
@@ -202,8 +202,10 @@ class Speculation:
         self.clock.entropy = 1e3 * (time.perf_counter() - begun)  # The rest of it delays no pass.
         return [self._newest_row]
 
-    def finish(self, result: StepResult) -> Step:
-        """Do the part of a step that no forward pass has to wait for; the next step may be drafted by now."""
+    def finish(self, result: StepResult) -> Piece:
+        """Do the part of a step that no pass has to wait for, and return its tokens with all that is told of them. The
+        next step may be drafted by now.
+        """
         begun = time.perf_counter()
         verdict, tree, drafted, rows, overlapped = result
         self.policy.catch_up()
@@ -223,7 +225,7 @@ class Speculation:
             ms = 1e3 * (time.perf_counter() - begun)
             self.clock.late += ms
             self.statistics.step_ms += ms
-        return Step(verdict.tokens, sources, told, [*origins, *([None] * n_own)])
+        return Piece("", tuple(verdict.tokens), tuple(sources), tuple(told), (*origins, *([None] * n_own)))
 
 
 def _forced(constraint: TokenConstraint, most: int, path: Sequence[int]) -> list[ForcedRows]:

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from rest_local.decoding.logprobs import TokenLogprobs
-from rest_local.decoding.results import DraftStatistics, Statistics, Step, Timings
+from rest_local.decoding.results import DraftStatistics, Statistics, Timings
 from rest_local.drafting.origins import Origin
 from rest_local.llama.vocabulary import Detokenizer
 
-TARGET = "target"  # the source of a token that the model chose and no source drafted
-LEAST_TOKENS = 4  # of an answer that is compared: the first step is the slowest
-LOOP_TOKENS, LOOP_REPEATS = 128, 4  # what an answer that has fallen into a loop has repeated at least
-LONGEST_LOOP = 256  # tokens that are repeated at most
+TARGET = "target"  # The source of a token that the model chose and no source drafted.
+LEAST_TOKENS = 4  # A shorter answer is not compared: the first step is the slowest.
+LOOP_TOKENS, LOOP_REPEATS = 128, 4  # An answer that has fallen into a loop has repeated so much.
+LONGEST_LOOP = 256  # At most so many tokens are repeated.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Progress:
     timings: Timings
 
     def to_dict(self) -> dict[str, float]:
-        """llama-server's `prompt_progress`."""
+        """Return llama-server's `prompt_progress`."""
         return {
             "total": self.total,
             "cache": self.timings.cached_tokens,
@@ -71,7 +71,7 @@ class Piece:
         """Return how many of the tokens each step gave."""
         ends = [place for place, source in enumerate(self.sources, 1) if source == TARGET]
         if self.sources and self.sources[-1] != TARGET:
-            ends.append(len(self.sources))  # a limit has cut the last step
+            ends.append(len(self.sources))  # A limit has cut the last step.
         return [end - begin for begin, end in itertools.pairwise([0, *ends])]
 
 
@@ -90,17 +90,17 @@ class Result:
     stopping_word: str = ""
     timings: Timings = field(default_factory=Timings)
     draft: DraftStatistics = field(default_factory=DraftStatistics)
-    truncated: bool = False  # a context shift dropped some of the text before
-    slot: int = -1  # the number of the slot that it was made in, where there was one
+    truncated: bool = False  # A context shift dropped some of the text before.
+    slot: int = -1  # The number of the slot that it was made in.
 
     @property
     def cut(self) -> bool:
-        """Whether something other than the model ended it: a limit, a stop string, a cancellation, an error."""
+        """Return True if something other than the model ended it: a limit, a stop string, a cancellation, an error."""
         return self.finish_reason != "stop" or bool(self.stopping_word)
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain decoding the answer came; None where that is not known
+        """Return how many times as fast as plain decoding the answer came; None where that is not known
         (`Statistics.plain_step_ms`), of a short answer, and where nothing was drafted.
         """
         plain_ms, timings = self.draft.plain_step_ms, self.timings
@@ -115,11 +115,11 @@ class Result:
 
     @property
     def loop(self) -> int:
-        """How many tokens the answer repeats over and over at its end; 0 if it does not (`loop_of`)."""
+        """Return how many tokens the answer repeats over and over at its end; 0 if it does not (`loop_of`)."""
         return loop_of(self.tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         return {
             "text": self.text,
             "tokens": len(self.tokens),
@@ -165,11 +165,11 @@ class StopFinder:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to find."""
+        """Return True if there is anything to find."""
         return bool(self._stops)
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Text that is certain, and whether a stop string follows it."""
+        """Return the text that is certain, and whether a stop string follows it."""
         seen = len(self._held)
         self._held += text
         if found := self._find(seen):
@@ -181,12 +181,12 @@ class StopFinder:
         return certain, False
 
     def finish(self) -> str:
-        """The text that was held back and is not a stop string."""
+        """Return the text that was held back and is not a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, seen: int) -> tuple[int, str] | None:
-        """The leftmost stop string that ends after the first `seen` characters: its place and its text."""
+        """Return the place and the text of the leftmost stop string that ends after the first `seen` characters."""
         held = self._held
         found = [
             (begin, stop)
@@ -197,7 +197,7 @@ class StopFinder:
         return min(found, default=None)
 
     def _begins(self, at: int) -> bool:
-        """Whether all that is held from there on begins a stop string."""
+        """Return True if all that is held from there on begins a stop string."""
         rest = self._held[at:]
         place = bisect_left(self._sorted, rest)
         return place < len(self._sorted) and self._sorted[place].startswith(rest)
@@ -217,51 +217,45 @@ class Answer:
         self.result = Result()
         self.statistics = statistics
         self.left = max_tokens
-        self.ended = False  # by an end token or a stop string
+        self.ended = False  # An end token or a stop string has come.
         self._detokenizer = detokenizer
         self._stops = StopFinder(stop)
         self._ends = ends
         self._begun: float | None = None
-        self._counted_to = 0.0  # all time of the answer up to there is in `_predicted_ms`
+        self._counted_until = 0.0  # The time of the answer up to there is in `_predicted_ms`.
         self._predicted_ms = 0.0
-        self._kept = 0  # tokens of the step received that belong to the answer
-        self._text: str | None = None  # theirs, where it was needed at once
+        self._kept = 0  # So many tokens of the newest step belong to the answer.
+        self._text: str | None = None  # Their text, where it was needed at once.
         self._complete = False
 
     @property
     def begun(self) -> bool:
-        """Whether the first step of the answer was done."""
+        """Return True if the first step of the answer was done."""
         return self._begun is not None
 
     @property
     def seconds(self) -> float:
-        """Since the first step of the answer began."""
+        """Return the seconds since the first step of the answer began."""
         return 0.0 if self._begun is None else time.perf_counter() - self._begun
 
     def receive(self, tokens: Sequence[int], begun: float) -> None:
-        """The tokens of a step that began at `begun` (`time.perf_counter`): how many of them the answer has `left`, and
+        """Count the tokens of a step that began at `begun` (`time.perf_counter`): how many the answer has `left`, and
         whether it is `ended`. Looks at text only where there are stop strings; `take` does the rest.
         """
         if self._begun is None:
             self._begun = begun
-        self._counted_to = max(self._counted_to, begun)
+        self._counted_until = max(self._counted_until, begun)
         self._kept = next((place for place, token in enumerate(tokens) if self._ends(token)), len(tokens))
         self.ended = self._kept < len(tokens)
         self._text = self._read(tokens) if self._stops.active else None
         self.left -= self._kept
         self._count_time()
 
-    def take(self, step: Step) -> Piece:
-        """The piece of the step that was received last."""
+    def take(self, step: Piece) -> Piece:
+        """Return the piece of the step that was received last: its text, and what of it belongs to the answer."""
         kept = self._kept
         text = self._read(step.tokens) if self._text is None else self._text
-        piece = Piece(
-            text,
-            tuple(step.tokens[:kept]),
-            tuple(step.sources[:kept]),
-            tuple(step.logprobs[:kept]),
-            tuple(step.origins[:kept]),
-        )
+        piece = Piece(text, step.tokens[:kept], step.sources[:kept], step.logprobs[:kept], step.origins[:kept])
         self.result.text += text
         self.result.tokens += piece.tokens
         self.result.sources += piece.sources
@@ -270,7 +264,7 @@ class Answer:
         return piece
 
     def _read(self, tokens: Sequence[int]) -> str:
-        """The text that is certain after the tokens of a step; a stop string in it ends the answer there."""
+        """Return the text that is certain after the tokens of a step; a stop string in it ends the answer there."""
         text = ""
         for place, token in enumerate(tokens[: self._kept]):
             certain, found = self._stops.feed(self._detokenizer.feed(token))
@@ -285,11 +279,11 @@ class Answer:
 
     def _count_time(self) -> None:
         now = time.perf_counter()
-        self._predicted_ms += 1e3 * (now - self._counted_to)
-        self._counted_to = now
+        self._predicted_ms += 1e3 * (now - self._counted_until)
+        self._counted_until = now
 
     def end(self, reason: str) -> Piece:
-        """The text that was still held back. Completes the result; a second call changes nothing."""
+        """Complete the result, and return the text that was still held back; a second call changes nothing."""
         if self._complete:
             return Piece("", (), ())
         self._complete = True
@@ -306,7 +300,7 @@ class Answer:
 
     @property
     def timings(self) -> Timings:
-        """Tokens and times so far; any thread, once the prompt is evaluated."""
+        """Return tokens and times so far; any thread, once the prompt is evaluated."""
         s = self.statistics
         return Timings(
             cached_tokens=s.cached_tokens,
@@ -325,7 +319,7 @@ class Outbox:
     def __init__(self, wake: Callable[[bool], None] | None = None) -> None:
         self.pieces: deque[Piece] = deque()
         self.wake: Callable[[bool], None] = wake or (lambda done: None)
-        self._reported, self._since = -1, 0.0  # tokens of the newest report of progress, and when the first one was due
+        self._reported, self._since = -1, 0.0  # The newest report of progress, and its start.
 
     def begin(self) -> None:
         """Count the time of progress from now."""

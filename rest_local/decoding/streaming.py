@@ -35,7 +35,7 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """What has come so far; complete when `done`."""
+        """Return what has come so far; it is complete when `done`."""
         return self.state.result
 
     @property
@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def timings(self) -> Timings:
-        """Tokens and times so far, once the prompt is evaluated; any thread."""
+        """Return tokens and times so far, once the prompt is evaluated; any thread."""
         return self.state.answer.timings
 
     @property
@@ -53,15 +53,15 @@ class Stream:
 
     @property
     def error(self) -> RestLocalError | None:
-        """The error that ended it, if any."""
+        """Return the error that ended it, if any."""
         return self.state.error
 
     def __iter__(self) -> Iterator[Piece]:
-        """Pieces as they come. Raises the error that ended the answer, at the end."""
+        """Yield pieces as they come. Raises the error that ended the answer, at the end."""
         return self._pieces
 
     def poll(self) -> list[Piece]:
-        """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
+        """Return what has come since the last call, without waiting. If `done` was True before, nothing follows."""
         return self.state.outbox.read()
 
     def wait(self, timeout: float | None = None) -> Result:
@@ -101,10 +101,10 @@ class ChatStream(Stream):
         self._chat = chat
 
     def parser(self) -> AnswerParser:
-        """Splits the text of the pieces into reasoning, text and calls while they come."""
+        """Return what splits the text of the pieces into reasoning, text and calls while they come."""
         return self._chat.parser()
 
     @property
     def message(self) -> dict[str, Any]:
-        """The finished answer in OpenAI's form, for the messages: role, content, reasoning_content, tool_calls."""
+        """Return the finished answer in OpenAI's form: role, content, reasoning_content, tool_calls."""
         return self._chat.message(self.result)

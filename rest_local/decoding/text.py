@@ -22,9 +22,9 @@ from rest_local.kv_cache.restoring import Restoring, begin_restoring
 from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slots import Slots
 
-LAST_PART = 32  # tokens of a prompt without messages, after the last cut: prompts of editors change at the end
-APART = 8  # tokens: control tokens that are closer together stand between the same two messages
-SEARCHED = 4096  # newest tokens of a prompt that are searched for messages, and as many of the first
+LAST_PART = 32  # Tokens after the last cut of a prompt without messages: prompts of editors change at the end.
+APART = 8  # Control tokens that are closer together stand between the same two messages.
+SEARCHED = 4096  # So many of the newest tokens of a prompt, and of the first, are searched for messages.
 
 
 class Text:

@@ -169,7 +169,7 @@ def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, se
             sampler.observe(prompt)
             out: list[int] = []
             while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
-                out += [token for token, _ in task.step(30 - len(out))]
+                out += task.step(30 - len(out)).tokens
             assert kind is TREE or task.statistics.drafted == 0
             if seed == LONG_ANSWERS and kind is TREE:
                 assert task.statistics.drafted > 0

@@ -33,7 +33,7 @@ def run(generation: Alone, prompt: Sequence[int], n: int) -> list[int]:
     generation.evaluate(prompt)
     out: list[int] = []
     while len(out) < n and (not out or out[-1] != END) and generation.room:
-        out += [token for token, _ in generation.step(n - len(out))]
+        out += generation.step(n - len(out)).tokens
     return out
 
 

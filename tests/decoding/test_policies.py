@@ -39,7 +39,8 @@ def run(generation: Alone, prompt: Sequence[int], n: int) -> list[tuple[int, str
     generation.evaluate(prompt)
     out: list[tuple[int, str]] = []
     while len(out) < n and (not out or out[-1][0] != END):
-        out += generation.step(n - len(out))
+        step = generation.step(n - len(out))
+        out += zip(step.tokens, step.sources, strict=True)
     return out
 
 
@@ -114,7 +115,7 @@ def test_entropies_are_those_of_the_newest_three_tokens() -> None:
     said: list[int] = []
     for _ in range(4):
         every = [entropy_of(logits_of([*prompt, *said[:n]])) for n in range(len(said))]
-        said += [token for token, _ in generation.step(20)]
+        said += generation.step(20).tokens
         assert policy.seen[-1] == pytest.approx(every[-3:])
     assert len(said) > 8
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.decoding.results import Statistics, Step
+from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import (
     LONGEST_LOOP,
@@ -61,7 +61,7 @@ def test_the_token_that_completes_a_stop_string_is_the_last_of_the_answer() -> N
     tokens = list(map(ord, "go ENDx"))
     answer.receive(tokens, 0.0)
     assert (answer.ended, answer.left) == (True, 3)
-    assert answer.take(Step(tokens, ["target"] * 7)).tokens == tuple(tokens[:6])
+    assert answer.take(Piece("", tuple(tokens), ("target",) * 7)).tokens == tuple(tokens[:6])
     assert answer.result.text == "go "
 
 
@@ -69,7 +69,7 @@ def test_what_was_held_back_is_said_at_the_end() -> None:
     answer = Answer(Statistics(), LETTERS, 5, ("END",), lambda token: False)
     tokens = list(map(ord, "go EN"))
     answer.receive(tokens, 0.0)
-    assert answer.take(Step(tokens, ["target"] * 5)).text == "go "
+    assert answer.take(Piece("", tuple(tokens), ("target",) * 5)).text == "go "
     assert answer.end("length").text == "EN"
     assert answer.result.text == "go EN"
 

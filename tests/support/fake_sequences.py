@@ -7,12 +7,13 @@ import numpy as np
 from support.fake_backend import END, Draws, FakeBackend, Greedy, cells_of, plain
 from support.prices import FLAT
 
+from rest_local.bench.wall import evaluate_prompt, step_alone
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.core import Request, RequestState, Slot
 from rest_local.decoding.forward import Forward
-from rest_local.decoding.results import Statistics, Step
+from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.stream import Answer, Result
+from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint, Verifier
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.sources import Lookup, SourceRows
@@ -134,12 +135,12 @@ class Alone:
     def evaluate(self, prompt: Sequence[int]) -> None:
         """Begin a sequence and evaluate its prompt."""
         self.begin(prompt).admit(self.slot)
-        self.forward.evaluate_prompt(self.sequence)
+        evaluate_prompt(self.forward, self.sequence)
 
-    def step(self, wanted: int) -> Step:
+    def step(self, wanted: int) -> Piece:
         """Make one pass of at most so many tokens."""
         self.sequence.answer.left = wanted
-        return self.forward.step_alone(self.sequence)
+        return step_alone(self.forward, self.sequence)
 
 
 def submit_all(scheduler: Scheduler, sequences: Iterable[RequestState]) -> None:
