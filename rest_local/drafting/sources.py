@@ -61,12 +61,6 @@ PrecedingBigram = tuple[int, int]  # The two tokens before a candidate, the newe
 NO_BIGRAM: PrecedingBigram = (-1, -1)
 
 
-def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
-    """Return the evidence cell of a source by match length, number of rows, and how many of the rows agree."""
-    row = (source * N_LENGTHS + bisect_left(LENGTHS, length)) * N_ROWS + bisect_left(ROW_COUNTS, rows)
-    return row * N_SHARES + bisect_left(SHARES, agreeing / rows)
-
-
 def model_cell(depth: int, probability: float) -> int:
     """Return the cell of a draft model's candidate by depth below the root and its own probability, finer towards 1."""
     bucket = min(int(N_CONFIDENCES * (1.0 - sqrt(max(0.0, 1.0 - probability)))), N_CONFIDENCES - 1)

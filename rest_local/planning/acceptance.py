@@ -107,10 +107,6 @@ class Acceptance:
                 self._marginal_seen[marginal] /= 2
                 self._marginal_hits[marginal] /= 2
 
-    def seen(self, cell: int) -> float:
-        """Return the number of observations in a cell."""
-        return self._seen[cell]
-
 
 @cache
 def _shipped_tables() -> tuple[list[int], list[float], list[float]]:

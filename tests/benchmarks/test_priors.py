@@ -3,11 +3,12 @@ what their formats promise."""
 
 import numpy as np
 import pytest
+from support.fake_sources import cell_of
 from support.toy import demo_model
 
 from benchmarks.priors import rates
 from benchmarks.transcripts import FORMATS, Change, Format, transcripts
-from rest_local.drafting.sources import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
+from rest_local.drafting.sources import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES
 from rest_local.llama.model import Model
 
 OLD = "".join(f"line number {n} of the file says {n * n}\n" for n in range(40))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_sources import grown
+from support.fake_sources import cell_of, grown
 
 from rest_local.drafting.origins import Origin, origins_of
-from rest_local.drafting.sources import Candidate, SourceRows, Sources, cell_of
+from rest_local.drafting.sources import Candidate, SourceRows, Sources
 from rest_local.drafting.tree import propose
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build

@@ -189,12 +189,12 @@ def test_deferred_learning_happens_once() -> None:
     sources = Sources([], 100)
     sources.restart([1, 2, 3, 1, 2])
     drafted = policy.draft(sources, StepContext(5, 8, 8))
-    (_, ((_, cell, _),)) = drafted.proposals[ROOT].by_source[0]
+    assert drafted.proposals[ROOT].by_source
     policy.learn(drafted, [3], StepCost(5, 0, 0, 10.0, 0.0, 0.15))
-    assert policy.shared.acceptance.seen(cell) == 0
+    assert policy.shared.acceptance.changes == 0
     for _ in range(3):
         policy.catch_up()
-    assert policy.shared.acceptance.seen(cell) == 1
+    assert policy.shared.acceptance.changes == 1
 
 
 def test_a_fast_model_makes_few_lookups_in_noise_and_notices_stored_text() -> None:

@@ -1,12 +1,22 @@
 """A policy that always drafts, and sources that draft what may come, in five shapes."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, logits_of
 
-from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.sources import (
+    LENGTHS,
+    N_LENGTHS,
+    N_ROWS,
+    N_SHARES,
+    ROW_COUNTS,
+    SHARES,
+    SOURCE_NUMBER,
+    SourceRows,
+)
 from rest_local.drafting.tree import Calibrate, Draft, Estimate, Force, Growth
 from rest_local.planning.auto import Auto
 from rest_local.planning.plan import Plan, Worth, grow
@@ -35,6 +45,12 @@ def always_draft(monkeypatch: pytest.MonkeyPatch, most: int = 16) -> None:
     monkeypatch.setattr(Auto, "looks_up", lambda self, at, repeats: True)
     monkeypatch.setattr(Auto, "plan", plan)
     monkeypatch.setattr(Auto, "account", lambda self, drafted, done: None)
+
+
+def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
+    """Return the evidence cell of a source by match length, number of rows, and how many of the rows agree."""
+    row = (source * N_LENGTHS + bisect_left(LENGTHS, length)) * N_ROWS + bisect_left(ROW_COUNTS, rows)
+    return row * N_SHARES + bisect_left(SHARES, agreeing / rows)
 
 
 def grown(
