@@ -48,13 +48,13 @@ SHARE_OF_ONE_PACKAGE = 0.20  # of the stream, at most: torch and sympy would dom
 
 
 def held_out_modules() -> list[str]:
-    """The modules in `held_out.txt`, paths relative to the standard library."""
+    """Return the modules in `held_out.txt`, paths relative to the standard library."""
     lines = (HERE / "held_out.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def licence_of(distribution: importlib.metadata.Distribution) -> str:
-    """The licence in the package's metadata, as one string."""
+    """Return the licence in the package's metadata, as one string."""
     meta = distribution.metadata
     classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License")]
     expression, free_text = ((meta.get_all(key) or [""])[0] for key in ("License-Expression", "License"))
@@ -88,7 +88,7 @@ def usable(path: Path, text: str) -> bool:
 
 
 def collect(sites: list[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The training texts by package, and the held-out texts by module."""
+    """Return the training texts by package, and the held-out texts by module."""
     library = Path(sysconfig.get_paths()["stdlib"])
     held_out = {name: (library / name).read_text("utf-8") for name in held_out_modules() if (library / name).exists()}
     private = Counter(
@@ -193,7 +193,7 @@ def chat(user: str, answer: str) -> str:
 
 
 def edit(source: str, rng: random.Random) -> str | None:
-    """A rename: the answer repeats the code of the question except for one name."""
+    """Make a rename: the answer repeats the code of the question except for one name."""
     names = [n for n, count in Counter(re.findall(r"\b[a-z_]{3,}\b", source)).items() if count >= 2]
     names = [n for n in names if n not in NOT_RENAMED]
     if not names:
@@ -250,7 +250,7 @@ def encode(tokenizer: Tokenizer, texts: list[str], wanted: int) -> np.ndarray:
 
 
 def load_tokenizer(path: Path, files: list[str], keep: bool) -> Tokenizer:
-    """The tokenizer at `path` with `keep`, else one trained on a part of `files` and saved there."""
+    """Return the tokenizer at `path` with `keep`, else one trained on a part of `files` and saved there."""
     from tokenizers import Tokenizer
 
     if keep:

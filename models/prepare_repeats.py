@@ -42,7 +42,7 @@ ASKED = ("Repeat this code:", "Write this again, unchanged:", "Copy the followin
 
 
 def twice(piece: str, rng: random.Random) -> str:
-    """A piece, and the same piece again with up to two lines left out or replaced by other lines of it."""
+    """Return a piece, and the same piece again with up to two lines left out or replaced by other lines of it."""
     lines = piece.splitlines(keepends=True)
     again = list(lines)
     for _ in range(rng.randint(0, 2)):
@@ -66,7 +66,7 @@ def repeats(text: str, rng: random.Random) -> Iterator[str]:
 
 
 def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generator) -> np.ndarray:
-    """A stream of windows that each repeat one passage of 40 to 250 tokens; every seventh window is ordinary text.
+    """Yield windows that each repeat one passage of 40 to 250 tokens; every seventh window is ordinary text.
 
     Only the first passage of a window is unpredictable, so nearly all of the gradient teaches to copy. The tokens of
     every third passage are shuffled, so that only the context predicts the next token.
@@ -81,7 +81,7 @@ def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generato
 
 
 def well_known(tokenizer: Tokenizer, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """The modules of `well_known.txt` repeated in changing order, which the model memorises.
+    """Repeat the modules of `well_known.txt` in changing order, which the model memorises.
 
     Large models have read popular code thousands of times, and their answers repeat it. One pass over this stream is
     about twenty passes over those modules.

@@ -112,7 +112,7 @@ def _tower(weights: _Weights, kind: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("--width", type=int, default=512, help="of the model's embeddings; 512 is that of demo.gguf")

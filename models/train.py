@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
-    """The Newton-Schulz iteration of Muon: approximately the nearest semi-orthogonal matrix."""
+    """Do the Newton-Schulz iteration of Muon: approximately the nearest semi-orthogonal matrix."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g / (g.norm() + 1e-7)
     flip = x.shape[0] > x.shape[1]
@@ -56,7 +56,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def grown(state: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
-    """The weights for a network of twice the layers: after each layer follows one that does not change anything yet.
+    """Return the weights for a network of twice the layers: after each layer follows one that does not change anything yet.
 
     Raises SystemExit if `state` does not hold half of the layers of `network`. The added layers keep the initial values
     of `network`, whose last matrices are zero, so the loss is the same at the first step.

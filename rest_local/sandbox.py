@@ -108,7 +108,7 @@ def run(module: str, task: str, timeout: float) -> ChildResult:
                 for pipe in (process.stdout, process.stderr):
                     if pipe:
                         pipe.close()
-                process.returncode = -9  # without it the `with` block waits for the process
+                process.returncode = -9  # The `with` block would wait for the process otherwise.
                 output, errors = error.stdout or b"", error.stderr or b""
             return ChildResult.of(None, output, errors, timeout)
         except BaseException:

@@ -76,7 +76,7 @@ class Branches:
         """Free the cells of rejected nodes of a tree whose first level is at position `begin`, and return whether that
         worked.
         """
-        along = [0] * tree.n_leaves  # by leaf: how many accepted nodes lie on the way to it
+        along = [0] * tree.n_leaves  # how many accepted nodes lie on the way to each leaf
         for depth, node in enumerate(path, 1):
             for leaf in range(layout.low[node], layout.low[node] + layout.count[node]):
                 along[leaf] = depth

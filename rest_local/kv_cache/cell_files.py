@@ -196,7 +196,7 @@ class WriteQueue:
             if not self.is_open:
                 return
             before = self.waiting.get(name)
-            self.waiting[name] = cells  # of two ends with one name, the newest is written
+            self.waiting[name] = cells  # The newest of two ends with one name is written.
             self._bytes += cells.size - (before.size if before else 0)
         if before is None:
             self._writer.submit(partial(self._write, name, used))
