@@ -66,7 +66,7 @@ def repeats(text: str, rng: random.Random) -> Iterator[str]:
 
 
 def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generator) -> np.ndarray:
-    """Yield windows that each repeat one passage of 40 to 250 tokens; every seventh window is ordinary text.
+    """Return windows that each repeat one passage of 40 to 250 tokens; every seventh window is ordinary text.
 
     Only the first passage of a window is unpredictable, so nearly all of the gradient teaches to copy. The tokens of
     every third passage are shuffled, so that only the context predicts the next token.

@@ -56,7 +56,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def grown(state: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
-    """Return the weights for a network of twice the layers: after each layer follows one that does not change anything yet.
+    """Return the weights for a network of twice the layers: after each layer follows one that changes nothing yet.
 
     Raises SystemExit if `state` does not hold half of the layers of `network`. The added layers keep the initial values
     of `network`, whose last matrices are zero, so the loss is the same at the first step.
