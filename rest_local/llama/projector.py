@@ -178,7 +178,7 @@ class Projector(Closing):
         with self._lock:
             found = _newest(self._layouts, digest)
         if found is None:
-            found = self._layout(digest, self._decode(digest, data))
+            found = _layout(self, digest, self._decode(digest, data))
             with self._lock:
                 _keep(self._layouts, digest, found, LAYOUTS)
         return replace(found, chunks=tuple(replace(chunk, data=data) for chunk in found.chunks))
@@ -229,36 +229,6 @@ class Projector(Closing):
                     _keep(self._decoded, digest, found, HANDLES)
             return found
 
-    def _layout(self, digest: bytes, decoded: _Decoded) -> PromptImage:
-        mtmd = _mtmd()
-        tokens: list[int] = []
-        found: list[ImageChunk] = []
-        for number in range(len(decoded)):
-            chunk = decoded[number]
-            n = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
-            if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
-                count = ctypes.c_size_t()
-                ids = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
-                tokens += [int(ids[i]) for i in range(count.value)]
-                continue
-            ids = ids_of(digest + number.to_bytes(4, "little"), n)
-            tokens += ids
-            n_pos = mtmd.mtmd_input_chunk_get_n_pos(chunk)
-            offsets = self._offsets(chunk, n) if self.has_m_rope else None
-            causal = not mtmd.mtmd_decode_use_non_causal(self.pointer, chunk)
-            found.append(ImageChunk(ids, n_pos, offsets, causal, number, digest))
-        if not found:
-            raise OptionError("the projector makes nothing of the image")
-        return PromptImage(tuple(tokens), tuple(found))
-
-    def _offsets(self, chunk: int, n: int) -> NDArray[np.int32]:
-        """Return positions in the order of llama.cpp's batches: time, height, width, and one that is not used."""
-        mtmd = _mtmd()
-        image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
-        places = (mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, i) for i in range(n))
-        offsets = np.array([(each.t, each.y, each.x, each.z) for each in places], np.int32)
-        return np.ascontiguousarray(offsets.T)
-
     def _encode(self, chunk: ImageChunk, future: Future[Rows]) -> None:
         with self._lock:
             wanted = any(each() for each in self._wanted.pop(chunk.ids))
@@ -299,6 +269,38 @@ class Projector(Closing):
                 break
             left -= sizes[key]
             del self._rows[key]
+
+
+def _layout(projector: Projector, digest: bytes, decoded: _Decoded) -> PromptImage:
+    mtmd = _mtmd()
+    tokens: list[int] = []
+    found: list[ImageChunk] = []
+    for number in range(len(decoded)):
+        chunk = decoded[number]
+        n = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+        if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+            count = ctypes.c_size_t()
+            ids = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+            tokens += [int(ids[i]) for i in range(count.value)]
+            continue
+        ids = ids_of(digest + number.to_bytes(4, "little"), n)
+        tokens += ids
+        n_pos = mtmd.mtmd_input_chunk_get_n_pos(chunk)
+        offsets = _offsets(chunk, n) if projector.has_m_rope else None
+        causal = not mtmd.mtmd_decode_use_non_causal(projector.pointer, chunk)
+        found.append(ImageChunk(ids, n_pos, offsets, causal, number, digest))
+    if not found:
+        raise OptionError("the projector makes nothing of the image")
+    return PromptImage(tuple(tokens), tuple(found))
+
+
+def _offsets(chunk: int, n: int) -> NDArray[np.int32]:
+    """Return positions in the order of llama.cpp's batches: time, height, width, and one that is not used."""
+    mtmd = _mtmd()
+    image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+    places = (mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, i) for i in range(n))
+    offsets = np.array([(each.t, each.y, each.x, each.z) for each in places], np.int32)
+    return np.ascontiguousarray(offsets.T)
 
 
 def _newest(cache: OrderedDict[Key, Value], key: Key) -> Value | None:
