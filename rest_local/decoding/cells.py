@@ -47,7 +47,7 @@ class CellStore:
             if slot.n_past:
                 planned = slot_files.plan(slot, self._made, self._part, self._shares, most=sys.maxsize)
                 assert planned is not None
-                slot_files.save(slot, path, planned)
+                slot_files.save(slot, path, *planned)
                 return True
         except OSError as error:
             problem = error.strerror or str(error)
@@ -72,4 +72,4 @@ class CellStore:
         """Return what saves the slots by name, for one user; None where no sessions are kept."""
         if (sessions := self._slots.sessions) is None:
             return None
-        return NamedSlots(sessions.files, self._slots, self._shares, run, user)
+        return NamedSlots(sessions, self._slots, run, user)

@@ -11,9 +11,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from rest_local import stop
 from rest_local.errors import OptionError, ServiceClosed, SlotBusy
-from rest_local.kv_cache.cell_files import NAMED, CellFiles
+from rest_local.kv_cache.cell_files import NAMED
 from rest_local.kv_cache.cell_format import LARGEST_STATE, SUFFIX, Head, Reader, Unusable, write
 from rest_local.kv_cache.cell_states import begin_anew, load_part, load_states, part_of, states_of
+from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slots import Slots
 
@@ -41,30 +42,21 @@ class Moved(NamedTuple):
     size: int
 
 
-class SavePlan(NamedTuple):
-    """What is to be written of a slot. `states`: the records, unless they are parts that are copied one by one."""
-
-    head: Head
-    states: list[bytes]
-    size: int
-
-
-def plan(slot: Slot, made: Mapping[str, str], part: int, shares: bool, most: int = LARGEST_STATE) -> SavePlan | None:
-    """Decide how to save the text of a slot, in the thread that decodes; None where its state has more than `most`
-    bytes.
+def plan(
+    slot: Slot, made: Mapping[str, str], part: int, shares: bool, most: int = LARGEST_STATE
+) -> tuple[Head, list[bytes]] | None:
+    """Decide how to save the text of a slot, in the thread that decodes. Return the first record and the others, or no
+    others if they are parts that `save` copies one by one; None where the state has more than `most` bytes.
     """
     tokens = slot.tokens[: slot.n_past]
     if shares and min(tokens) >= 0 and part_of(slot, 0, min(part, len(tokens))):
-        marks = [*range(part, len(tokens), part), len(tokens)]
-        return SavePlan(Head(made, tokens, "parts", marks), [], slot.backend.state_size(slot.branches.first_id))
-    states = states_of(slot, most)
-    if states is None:
+        return Head(made, tokens, "parts", [*range(part, len(tokens), part), len(tokens)]), []
+    if (states := states_of(slot, most)) is None:
         return None
-    records = [state for _, state in states]
-    return SavePlan(Head(made, tokens, "states", [n for n, _ in states]), records, sum(map(len, records)))
+    return Head(made, tokens, "states", [n for n, _ in states]), [state for _, state in states]
 
 
-def save(slot: Slot, path: Path, planned: SavePlan, run: Run = directly) -> Moved:
+def save(slot: Slot, path: Path, head: Head, states: list[bytes], run: Run = directly) -> Moved:
     """Write the text of a slot to a file, as `plan` says. Raises OSError."""
 
     def copies() -> Iterator[bytes]:
@@ -72,8 +64,7 @@ def save(slot: Slot, path: Path, planned: SavePlan, run: Run = directly) -> Move
             stop.check()
             yield run(partial(part_of, slot, begin, end))
 
-    head = planned.head
-    return Moved(len(head.tokens), write(path, head, planned.states or copies()))
+    return Moved(len(head.tokens), write(path, head, states or copies()))
 
 
 def load(
@@ -109,22 +100,23 @@ class NamedSlots:
 
     Any thread may call. A step in the thread that decodes copies the cells of one part at most, and the file is read
     and written in the caller's thread. The slot has to be idle, and no request gets it meanwhile; where there is no
-    other, requests wait. `user`: as in `Slot`; the files and texts of others are not there. `shares`: memory can be cut
-    back. Raises OSError, SlotBusy, OptionError.
+    other, requests wait. `user`: as in `Slot`; the files and texts of others are not there. Raises OSError, SlotBusy,
+    OptionError.
     """
 
-    def __init__(self, files: CellFiles, slots: Slots, shares: bool, run: Run, user: str = "") -> None:
-        self._files, self._slots, self._shares, self._run, self._user = files, slots, shares, run, user
+    def __init__(self, sessions: Sessions, slots: Slots, run: Run, user: str = "") -> None:
+        self._files, self._shares = sessions.files, sessions.shares
+        self._slots, self._run, self._user = slots, run, user
 
     def save(self, number: int, name: str) -> Moved:
         """Write the text of a slot to the file of that name."""
         path = self._path(name)
         with self._held(number) as slot:
-            planned = self._run(partial(self._plan, slot, number))
-            self._files.folder.make_room(planned.size)
-            return save(slot, path, planned, self._run)
+            head, states, size = self._run(partial(self._plan, slot, number))
+            self._files.folder.make_room(size)
+            return save(slot, path, head, states, self._run)
 
-    def _plan(self, slot: Slot, number: int) -> SavePlan:
+    def _plan(self, slot: Slot, number: int) -> tuple[Head, list[bytes], int]:
         if not slot.n_past or slot.owner.user != self._user:
             raise OptionError(f"id_slot: slot {number} holds nothing")
         if min(slot.tokens[: slot.n_past]) < 0:
@@ -132,7 +124,8 @@ class NamedSlots:
         planned = plan(slot, self._files.made, self._files.part, self._shares)
         if planned is None:
             raise OptionError(f"id_slot: the state of slot {number} has more than {LARGEST_STATE >> 20} MB")
-        return planned
+        head, states = planned
+        return head, states, sum(map(len, states)) or slot.backend.state_size(slot.branches.first_id)
 
     def restore(self, number: int, name: str) -> Moved:
         """Have a saved text in a slot, in the place of what it holds."""
