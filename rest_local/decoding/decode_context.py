@@ -106,9 +106,6 @@ class DecodeContext:
             joined=joined,
             sessions=sessions,
         )
-        if self.drafter:
-            for slot in self.scheduler.slots.slots:
-                slot.draft_text = self.drafter.text()
         self.sources = SlotSources(model, [] if failed_stores is None else failed_stores)
         self.cells = CellStore(self.scheduler.slots, made, part, shares)
         told = (warning, _beyond_training(model, backend), refusal, no_sessions)

@@ -68,12 +68,12 @@ class ImageRows(NamedTuple):
 class PromptImages:
     """The images in the text of one request, of which most have none.
 
-    `saved`: the end of each image that takes fewer positions than rows, and how many fewer up to there. `future`: the
+    `offsets`: the end of each image that takes fewer positions than rows, and how many fewer up to there. `future`: the
     rows of the image that is computed next. `lost`: cells of images were lost once, and evaluated again.
     """
 
     def __init__(self, chunks: Sequence[ImageChunk], encode: Encode | None) -> None:
-        self.saved: list[tuple[int, int]] = []
+        self.offsets: list[tuple[int, int]] = []
         self.future: Future[Rows] | None = None
         self.lost = False
         self._waits_since: float | None = None
@@ -83,13 +83,13 @@ class PromptImages:
 
     def find(self, tokens: Sequence[int]) -> None:
         """Find where images are in a text, and which of them take fewer positions than rows."""
-        self._images, self.saved, saved = [], [], 0
+        self._images, self.offsets, saved = [], [], 0
         for begin, end in spans(tokens) if self._chunks else ():
             chunk = self._chunks[tuple(tokens[begin:end])]
             self._images.append((begin, end, chunk))
             saved += len(chunk) - chunk.n_pos
             if saved:
-                self.saved.append((end, saved))
+                self.offsets.append((end, saved))
 
     def __bool__(self) -> bool:
         return bool(self._images)

@@ -92,7 +92,7 @@ class Scheduler:
     ) -> None:
         shares, in_order = capability.shares, capability.shares and capability.kind == "chain"
         self.backend = backend
-        self.slots = Slots(backend, shares, capability.copies, in_order, sessions)
+        self.slots = Slots(backend, shares, capability.copies, in_order, sessions, drafter)
         self.forward = Forward(backend, capability, self.slots, overlaps, frame_ms, drafter)
         self.prefill = Prefill(backend, curve, shares, joined if shares and drafter is None else 0)
         self.queue = RequestQueue(backend, self.slots, shares, self.prefill)

@@ -63,7 +63,7 @@ class Text:
 
         Begin to read more of them from disk than any of `slots` holds; `restore` goes on with that.
         """
-        self.slot.follow(self.tokens, self.images.saved)
+        self.slot.follow(self.tokens, self.images.offsets)
         self._restoring = begin_restoring(slots, self.slot) if slots else None
         return self.slot.n_past
 

@@ -73,6 +73,7 @@ class Slot:
         number: int = 0,
         checkpoints: bool = False,
         costs: CheckpointCosts | None = None,
+        draft_text: DraftText | None = None,
     ) -> None:
         n = backend.n_branches
         self.backend, self.number = backend, number
@@ -82,7 +83,7 @@ class Slot:
         self.n_past = self.n_again = 0
         self.image_offsets: Sequence[tuple[int, int]] = ()
         self.runs = [(0, next(run_numbers))]
-        self.draft_text: DraftText | None = None
+        self.draft_text = draft_text
         self.owner = Ownership()
         self.idle_since = 0.0
 

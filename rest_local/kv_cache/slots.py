@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rest_local.drafting.models.drafter import Drafter
 from rest_local.kv_cache.backend import Backend
 from rest_local.kv_cache.cell_states import copy_in_order, part_of, share_prefix, use_lowest_cells
 from rest_local.kv_cache.checkpoints import CheckpointCosts
@@ -43,7 +44,7 @@ class Match:
 class Slots:
     """`n_slots` of a backend. `shares`: its cells can be shared between sequences. `copies`: and a state be copied.
     `in_order`: an answer has the same bits only if its cells are in the order of its tokens. `sessions`: saves what
-    idle slots lose, if sessions are kept.
+    idle slots lose, if sessions are kept. `drafter`: follows the text of each slot, if there is one.
 
     `holes`: upper bound of the cells that were freed below others that stayed; attention passes over them.
     """
@@ -55,9 +56,12 @@ class Slots:
         copies: bool = True,
         in_order: bool = False,
         sessions: Sessions | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         costs = CheckpointCosts()
-        self.slots = [Slot(backend, n, checkpoints=not shares, costs=costs) for n in range(backend.n_slots)]
+        self.slots = [
+            Slot(backend, n, not shares, costs, drafter.text() if drafter else None) for n in range(backend.n_slots)
+        ]
         self.sessions = sessions
         self.holes = 0
         self._copies = copies
