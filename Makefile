@@ -38,6 +38,7 @@ check: $(TOOLS)  ## lint, format, types and the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
+	@scripts/page_types
 	$(SITE)
 
 quick: $(TOOLS)  ## the tests for after every edit, about a minute: no processes, no servers, tiny models

@@ -84,6 +84,7 @@ def assemble(routes: Routes, state: object, settings: ServerSettings, secret: by
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
+    named.append(Route("/page/{file}", page, methods=["GET"]))
     for other, path in _OTHER_NAMES.items():
         found = [(method, endpoint) for (method, name), endpoint in endpoints.items() if name == path]
         named += [Route(other, endpoint, methods=[method]) for method, endpoint in found]

@@ -164,7 +164,7 @@ class BodyMiddleware:
 
     def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
         if scope[OWNER] == NOBODY and scope["path"] not in OPEN:
-            scheme = 'Basic realm="rest-local: the key is the password"' if scope["path"] == "/" else "Bearer"
+            scheme = 'Basic realm="rest-local: the key is the password"' if _is_page(scope["path"]) else "Bearer"
             message = "give the server's API key as `Authorization: Bearer KEY`"
             return _closing_error(401, message, "invalid_api_key", {"www-authenticate": scheme})
         if headers.get("content-encoding", "identity").lower() != "identity":
@@ -191,6 +191,10 @@ class BodyMiddleware:
             return message
 
         return bounded
+
+
+def _is_page(path: str) -> bool:
+    return path == "/" or path.startswith("/page/")
 
 
 def _too_large(most: int) -> ApiError:

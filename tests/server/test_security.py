@@ -221,7 +221,8 @@ def test_a_client_that_waits_for_100_is_not_waited_for(scripted: Scripted, monke
 
 
 KEYED = (
-    "/", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing", "/v1/responses/x",
+    "/", "/page/page.js", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing",
+    "/v1/responses/x",
 )  # fmt: skip
 
 

@@ -1,64 +1,85 @@
-"use strict";
 // The conversation that is open: its messages on the page, asking, editing and answering anew.
 
-const store = new Store();
-const newTalk = () => ({ row: { id: newId(), title: "", system: "", created: now(), changed: now() }, messages: [] });
-let talk = newTalk(); // the open conversation
-let views = new Map(); // id of a message -> { element, tools, answer or asked }
-const answersHere = new Map(); // id of a message -> its Answer, if this tab has written it: all of its steps are known
-const chatLog = $("chat").querySelector(".log");
+import { $, button, copyButton, counted, field, make, oneLine, stored, within } from "./dom.js";
+import { newId, now, store } from "./store.js";
+import { state } from "./state.js";
+import { paintBlocks } from "./colours.js";
+import { seen, Sheet } from "./markdown.js";
+import { Answer, CHAT } from "./answer.js";
+import { repaint } from "./figures.js";
+import { server } from "./server.js";
+import { attached, chipOf, setAttached } from "./files.js";
+import { common, perform } from "./generate.js";
+import { compare } from "./compare.js";
+
+/** @import { AttachedFile, Conversation, Message, Question, Reply } from "./types.js" */
+/** @typedef {{ element: HTMLElement, tools: HTMLElement, answer?: Answer, asked?: HTMLElement }} View */
+
+/** The elements of each message of the open conversation, by its id.
+    @type {Map<string, View>} */
+let views = new Map();
+/** The answers that this tab has written, by the ids of their messages. All of their steps are known.
+    @type {Map<string, Answer>} */
+const answersHere = new Map();
+const chatLog = within($("chat"), ".log");
 
 const USER_SHOWN = 20_000; // characters of a question that are shown
 
-/** Show another conversation, or a new one. */
-function show(other) {
-  talk = other;
+/** Show another conversation, or a new one.
+    @param {Conversation} other */
+export function show(other) {
+  state.talk = other;
   views = new Map();
-  $("system").value = talk.row.system;
+  field("system").value = state.talk.row.system;
   for (const child of chatLog.querySelectorAll(":scope > :not(.empty)")) child.remove();
-  stored("sessionStorage", "rest-local-open", talk.row.id);
-  if (!running) $("status").textContent = "";
+  stored("sessionStorage", "rest-local-open", state.talk.row.id);
+  if (!state.running) $("status").textContent = "";
   render();
   markOpen();
-  shown = talk.messages.map(each => views.get(each.id).answer).findLast(Boolean) || null;
+  state.shown = state.talk.messages.map(each => views.get(each.id)?.answer).findLast(Boolean) || null;
   repaint();
-  chatLog.lastElementChild.scrollIntoView({ block: "end" });
+  chatLog.lastElementChild?.scrollIntoView({ block: "end" });
 }
 
 /** Mark the open conversation in the list. */
-function markOpen() {
+export function markOpen() {
   for (const row of $("conversations").querySelectorAll("button")) {
-    if (row.dataset.id === talk.row.id) row.setAttribute("aria-current", "true");
+    if (row.dataset.id === state.talk.row.id) row.setAttribute("aria-current", "true");
     else row.removeAttribute("aria-current");
   }
 }
 
-/** Bring the page to what `talk` says. Elements that stay are not moved, so that the focus stays too. */
-function render() {
-  const { row, messages } = talk, elements = messages.map(viewOf), wanted = new Set(elements);
-  const empty = chatLog.querySelector(".empty");
-  for (const child of [...chatLog.children]) if (child !== empty && !wanted.has(child)) child.remove();
+/** Bring the page to the open conversation. Elements that stay are not moved, so that the focus stays too. */
+export function render() {
+  const { row, messages } = state.talk, elements = messages.map(viewOf);
+  const empty = within(chatLog, ".empty");
+  for (const child of [...chatLog.children]) if (child !== empty && !elements.some(each => each === child)) child.remove();
   elements.forEach((element, place) => {
     if (chatLog.children[place + 1] !== element) chatLog.insertBefore(element, chatLog.children[place + 1] || null);
   });
   empty.hidden = messages.length > 0;
-  messages.forEach(tools);
+  messages.forEach(showTools);
   paintBlocks();
   $("title-row").hidden = !messages.length;
-  $("title").value = oneLine(row.title, 200);
+  field("title").value = oneLine(row.title, 200);
   document.title = messages.length ? `${oneLine(row.title, 60)} – rest-local` : "rest-local";
 }
 
+/** Return the element of a message.
+    @param {Message} message */
 function viewOf(message) {
-  const known = views.get(message.id);
-  if (known) return known.element;
-  const view = message.role === "user" ? userView(message) : answerView(answersHere.get(message.id) || Answer.from(message));
+  const view = views.get(message.id) || (message.role === "user" ? userView(message) : answerView(message));
   views.set(message.id, view);
   return view.element;
 }
 
-const answerView = answer => ({ element: answer.element, tools: answer.tools, answer });
+/** @param {Reply} message @returns {View} */
+function answerView(message) {
+  const answer = answersHere.get(message.id) || Answer.from(message);
+  return { element: answer.element, tools: answer.tools, answer };
+}
 
+/** @param {Question} message @returns {View} */
 function userView(message) {
   const end = make("span"), asked = make("div", "asked", end, make("span")), row = make("div", "tools small"), files = make("ul", "files");
   const more = message.content.length - USER_SHOWN;
@@ -73,102 +94,113 @@ function userView(message) {
   return { element, tools: row, asked };
 }
 
-/** Make the buttons below a message. */
-function tools(message) {
-  const view = views.get(message.id), { answer } = view, asks = message.role === "user", isLast = message === talk.messages.at(-1);
+/** Show the buttons below a message.
+    @param {Message} message */
+function showTools(message) {
+  const { tools, answer } = /** @type {View} */ (views.get(message.id)), isLast = message === state.talk.messages.at(-1);
+  /** @type {HTMLElement[]} */
   const made = [];
-  const busy = (text, act) => {
+  const busy = (/** @type {string} */ text, /** @type {(event: MouseEvent) => unknown} */ act) => {
     const each = button(text, act);
     each.classList.add("idle");
-    each.disabled = Boolean(running);
+    each.disabled = Boolean(state.running);
     made.push(each);
   };
-  const copy = copyButton(() => asks ? message.content : (answer.content || message.content), `Copy this ${asks ? "message" : "answer"}`);
+  const copy = copyButton(() => answer?.content || message.content, `Copy this ${answer ? "answer" : "message"}`);
   if (copy) made.push(copy);
-  if (asks) {
+  if (message.role === "user") {
     busy("Edit", () => edit(message));
-    if (isLast && !running) busy("Answer", () => respond(talk.messages));
-  } else if (!(running && running.answer === answer)) {
+    if (isLast && !state.running) busy("Answer", () => respond(state.talk.messages));
+  } else if (answer && state.running?.answer !== answer) {
     if (isLast) busy("Regenerate", regenerate);
     if (answer.how && answer.how !== "failed" && answer.drafts && answer.request.body.stream) {
       busy("Run again without drafting", async event => {
-        const of = talk;
-        await compare(answer, event.target);
-        await store.save(of, [Object.assign(message, answer.kept())]);
+        const { talk } = state;
+        await compare(answer, /** @type {HTMLElement} */ (event.target));
+        await store.save(talk, [Object.assign(message, answer.kept())]);
       });
     }
   }
-  const focused = view.tools.contains(document.activeElement) ? nameOf(document.activeElement) : "";
-  view.tools.replaceChildren(...made);
+  const focused = document.activeElement && tools.contains(document.activeElement) ? nameOf(document.activeElement) : "";
+  tools.replaceChildren(...made);
   if (focused) (made.find(each => nameOf(each) === focused) || chatLog).focus();
 }
 
+/** @param {Element} each */
 const nameOf = each => each.getAttribute("aria-label") || each.textContent;
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
 
-/** Return the text between fences that it does not contain. */
+/** Return the text between fences that it does not contain.
+    @param {string} text @param {string} info */
 function fenced(text, info) {
   const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(found => found[0].length));
   const ticks = "`".repeat(longest + 1);
   return `${ticks}${info}\n${text}${text.endsWith("\n") ? "" : "\n"}${ticks}`;
 }
 
-/** Return the text of a message, with its attached files and their names first. */
-function textOf({ content, files = [] }) {
+/** Return the text of a message, with its attached files and their names first.
+    @param {string} content @param {AttachedFile[]} files */
+function textOf(content, files) {
   const texts = files.filter(file => file.kind === "text");
   const parts = texts.map(file => `${file.name}:\n${fenced(file.text, /\.(\w{1,12})$/.exec(file.name)?.[1] || "")}\n`);
   return [...parts, ...(content || !parts.length ? [content] : [])].join("\n");
 }
 
-function sentMessages({ row, messages }) {
+/** Return messages as a request has them.
+    @param {string} system @param {Message[]} messages */
+function sentMessages(system, messages) {
   const sent = messages.map(message => {
-    const text = textOf(message), images = (message.files || []).filter(file => file.kind === "image");
-    const parts = images.map(image => ({ type: "image_url", image_url: { url: image.url } }));
-    return { role: message.role, content: images.length ? [...parts, { type: "text", text }] : text };
+    const files = message.role === "user" && message.files || [], text = textOf(message.content, files);
+    const images = files.filter(file => file.kind === "image").map(image => ({ type: "image_url", image_url: { url: image.url } }));
+    return { role: message.role, content: images.length ? [...images, { type: "text", text }] : text };
   });
-  return row.system.trim() ? [{ role: "system", content: row.system }, ...sent] : sent;
+  return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
 }
 
+/** @param {string} content @param {AttachedFile[]} [files] @returns {Question} */
 const question = (content, files) =>
-  ({ id: newId(), conversation: talk.row.id, role: "user", content, files, created: now() });
+  ({ id: newId(), conversation: state.talk.row.id, role: "user", content, files, created: now() });
+/** @param {string} content @param {AttachedFile[]} files */
 const titleOf = (content, files) => (content.trim().split("\n", 1)[0] || files[0].name).slice(0, 80);
 
-function ask() {
-  const content = $("message").value, files = attached;
-  if (running || !content.trim() && !files.length) return;
-  if (!talk.messages.length) talk.row.title = titleOf(content, files);
-  $("message").value = "";
-  attached = [];
-  showAttached();
-  respond([...talk.messages, question(content, files)], () => {
-    $("message").value = $("message").value || content;
-    if (!attached.length) attached = files;
-    showAttached();
+/** Send the message that was written. */
+export function ask() {
+  const content = field("message").value, files = attached();
+  if (state.running || !content.trim() && !files.length) return;
+  if (!state.talk.messages.length) state.talk.row.title = titleOf(content, files);
+  field("message").value = "";
+  setAttached([]);
+  respond([...state.talk.messages, question(content, files)], () => {
+    field("message").value ||= content;
+    if (!attached().length) setAttached(files);
   });
 }
 
-/** Let the user write another version of a message. It replaces the old one and all that follows. */
+/** Let the user write another version of a message. It replaces the old one and all that follows.
+    @param {Question} message */
 function edit(message, text = message.content) {
-  const { asked, element } = views.get(message.id), field = make("textarea"), act = make("div", "act");
-  if (element.querySelector("textarea")) return;
-  field.value = text;
-  field.rows = Math.min(12, text.split("\n").length + 1);
-  field.setAttribute("aria-label", "Another version of this message");
+  const { asked, element } = views.get(message.id) || {}, version = make("textarea"), act = make("div", "act");
+  if (!asked || !element || element.querySelector("textarea")) return;
+  version.value = text;
+  version.rows = Math.min(12, text.split("\n").length + 1);
+  version.setAttribute("aria-label", "Another version of this message");
   const close = () => {
-    field.remove();
+    version.remove();
     act.remove();
     asked.hidden = false;
-    [...element.querySelectorAll(".tools button")].find(each => each.textContent === "Edit")?.focus();
+    /** @type {NodeListOf<HTMLElement>} */
+    const buttons = element.querySelectorAll(".tools button");
+    [...buttons].find(each => each.textContent === "Edit")?.focus();
   };
   const send = () => {
-    if (running || !field.value.trim() && !(message.files || []).length) return;
-    const before = talk.messages.slice(0, talk.messages.indexOf(message)), version = question(field.value, message.files);
+    if (state.running || !version.value.trim() && !(message.files || []).length) return;
+    const before = state.talk.messages.slice(0, state.talk.messages.indexOf(message)), next = question(version.value, message.files);
     close();
     $("message").focus();
-    respond([...before, version], () => edit(message, version.content));
+    respond([...before, next], () => edit(message, next.content));
   };
-  field.addEventListener("keydown", event => {
+  version.addEventListener("keydown", event => {
     if (event.isComposing) return;
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send() }
     if (event.key === "Escape") { event.stopPropagation(); close() }
@@ -176,24 +208,38 @@ function edit(message, text = message.content) {
   act.append(button("Send", send), button("Cancel", close));
   act.append(make("span", "hint", "The new version replaces this message and everything below it."));
   asked.hidden = true;
-  asked.after(field, act);
-  field.focus();
+  asked.after(version, act);
+  version.focus();
+}
+
+/** Edit the newest message of the user. */
+export function editNewest() {
+  const message = state.talk.messages.findLast(each => each.role === "user");
+  if (message?.role === "user" && !state.running) edit(message);
+}
+
+/** Focus a token of the newest answer. */
+export function focusAnswer() {
+  const answer = state.talk.messages.map(each => views.get(each.id)?.answer).findLast(Boolean), token = answer?.stop && seen(answer.stop);
+  token?.focus();
 }
 
 /** Answer the newest message anew. */
-function regenerate() {
-  const { messages } = talk, asked = messages.findLastIndex(each => each.role === "user");
-  if (!running && messages.at(-1)?.role === "assistant") respond(messages.slice(0, asked + 1));
+export function regenerate() {
+  const { messages } = state.talk;
+  if (messages.at(-1)?.role === "assistant") respond(messages.slice(0, -1));
 }
 
 /** Let the model answer `messages`, which become the open conversation. The messages that they replace are deleted when
-    the first word comes. If none comes, they are back, and `undo` is called. */
+    the first word comes. If none comes, they are back, and `undo` is called.
+    @param {Message[]} messages */
 async function respond(messages, undo = () => {}) {
-  if (running) return;
-  const asked = talk, before = talk.messages;
+  if (state.running) return;
+  const asked = state.talk, before = state.talk.messages;
   const added = messages.filter(each => !before.includes(each)), dropped = before.filter(each => !messages.includes(each)).map(each => each.id);
-  const body = { messages: sentMessages({ row: asked.row, messages }), ...common() };
+  const body = { messages: sentMessages(asked.row.system, messages), ...common() };
   const answer = new Answer({ path: CHAT, body, model: server.model });
+  /** @type {Reply} */
   const message = { id: newId(), conversation: asked.row.id, role: "assistant", created: now(), ...answer.kept() };
   answersHere.set(message.id, answer);
   asked.messages = [...messages, message];
@@ -209,7 +255,7 @@ async function respond(messages, undo = () => {}) {
     if (before.length) store.save(asked, [], added.map(each => each.id));
     else store.remove([asked.row.id]);
   }
-  if (talk !== asked) return;
+  if (state.talk !== asked) return;
   render();
   if (asked.messages === before) undo();
 }

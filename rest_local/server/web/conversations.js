@@ -1,12 +1,25 @@
-"use strict";
 // The list of kept conversations: opening, renaming, deleting.
 
-let rows = []; // all conversations, the newest first
-let removed = []; // what "Undo" brings back
+import { $, button, counted, field, make, oneLine, Problem } from "./dom.js";
+import { newConversation, store } from "./store.js";
+import { state } from "./state.js";
+import { closePanel, openPanel, select, WITH_LIST } from "./frame.js";
+import { noticed, say } from "./server.js";
+import { markOpen, render, show } from "./chat.js";
+
+/** @import { Conversation, Row } from "./types.js" */
+
+/** All conversations, the newest first.
+    @type {Row[]} */
+export let rows = [];
+/** What "Undo" brings back.
+    @type {Conversation[]} */
+let removed = [];
+const listed = () => [...$("conversations").querySelectorAll("button")];
 
 async function listConversations() {
   rows = await store.list();
-  const focused = document.activeElement.dataset.id;
+  const focused = document.activeElement instanceof HTMLElement && document.activeElement.dataset.id;
   $("conversations").replaceChildren(...rows.map(row => {
     const open = make("button", "entry", make("span", "name", oneLine(row.title, 80)), make("span", "small", dayOf(row.changed)));
     open.type = "button";
@@ -15,31 +28,34 @@ async function listConversations() {
     return make("li", "", open);
   }));
   markOpen();
-  if (focused) [...$("conversations").querySelectorAll("button")].find(each => each.dataset.id === focused)?.focus();
-  $("delete-all").disabled = !rows.length;
+  if (focused) listed().find(each => each.dataset.id === focused)?.focus();
+  $("delete-all").toggleAttribute("disabled", !rows.length);
 }
 
 /** Show what has changed in the store, or why it stores nothing. */
-function followStore() {
+export function followStore() {
   const { problem } = store;
   $("kept").textContent = problem || "Conversations are kept in this browser only.";
   $("kept").classList.toggle("alarm", Boolean(problem));
   if (problem) say(new Problem(problem, "storage"));
-  else if (noticed && noticed.code === "storage") say(null);
+  else if (noticed?.code === "storage") say(null);
   return listConversations();
 }
 store.addEventListener("change", followStore);
 addEventListener("focus", listConversations); // another tab may have written
 
+/** @param {number} time */
 function dayOf(time) {
   const day = new Date(time), today = new Date().toDateString() === day.toDateString();
   return day.toLocaleString([], today ? { hour: "2-digit", minute: "2-digit" } : { day: "numeric", month: "short" });
 }
 
-/** Return a conversation as this tab knows it: the one that is answered is newer than what is stored of it. */
-const conversationOf = id => running && running.talk?.row.id === id ? running.talk : store.load(id);
+/** Return a conversation as this tab knows it: the one that is answered is newer than what is stored of it.
+    @param {string} id */
+const conversationOf = async id => state.running?.talk?.row.id === id ? state.running.talk : store.load(id);
 
-async function openConversation(id, focus = true) {
+/** @param {string} id */
+export async function openConversation(id, focus = true) {
   const found = await conversationOf(id);
   if (!found) return;
   select("chat");
@@ -48,9 +64,10 @@ async function openConversation(id, focus = true) {
   if (focus) $("message").focus();
 }
 
-function fresh() {
+/** Begin a new conversation. */
+export function fresh() {
   select("chat");
-  if (talk.messages.length) show(newTalk());
+  if (state.talk.messages.length) show(newConversation());
   $("status").textContent = "";
   closePanel("list");
   $("message").focus();
@@ -58,20 +75,22 @@ function fresh() {
 $("fresh").addEventListener("click", fresh);
 
 $("conversations").addEventListener("keydown", event => {
-  const { id } = event.target.dataset, all = [...$("conversations").querySelectorAll("button")], at = all.indexOf(event.target);
-  if (event.altKey || event.ctrlKey || event.metaKey || at < 0) return;
-  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 }[event.key];
+  const all = listed(), at = all.findIndex(each => each === event.target), id = all[at]?.dataset.id;
+  if (event.altKey || event.ctrlKey || event.metaKey || !id) return;
+  /** @type {Record<string, number>} */
+  const moves = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 };
+  const to = moves[event.key];
   if (to !== undefined) all[Math.max(0, Math.min(to, all.length - 1))].focus();
   else if (event.key === "Delete") discard([id]);
-  else if (event.key === "F2") openConversation(id, false).then(() => $("title").select());
+  else if (event.key === "F2") openConversation(id, false).then(() => field("title").select());
   else return;
   event.preventDefault();
 });
 
 $("title").addEventListener("change", () => {
-  talk.row.title = $("title").value.trim() || talk.row.title;
+  state.talk.row.title = field("title").value.trim() || state.talk.row.title;
   render();
-  store.save(talk, []);
+  store.save(state.talk, []);
 });
 $("title").addEventListener("keydown", event => {
   if (event.key !== "Enter" && event.key !== "Escape" || event.isComposing) return;
@@ -81,13 +100,15 @@ $("title").addEventListener("keydown", event => {
   $("message").focus();
 });
 
+/** Delete conversations, and offer to bring them back.
+    @param {string[]} ids */
 async function discard(ids) {
-  const title = ids.length === 1 ? `“${oneLine(rows.find(row => row.id === ids[0]).title, 30)}”` : counted(ids.length, "conversation");
-  removed = (await Promise.all(ids.map(conversationOf))).filter(Boolean);
-  for (const each of removed) each.deleted = running && running.talk === each; // its answer is not kept
-  if (removed.some(each => each.deleted)) running.abort();
+  const title = ids.length === 1 ? `“${oneLine(rows.find(row => row.id === ids[0])?.title || "", 30)}”` : counted(ids.length, "conversation");
+  removed = (await Promise.all(ids.map(conversationOf))).filter(each => each !== null);
+  for (const each of removed) each.deleted = state.running?.talk === each; // its answer is not kept
+  if (removed.some(each => each.deleted)) state.running?.abort();
   await store.remove(ids);
-  if (ids.includes(talk.row.id)) show(newTalk());
+  if (ids.includes(state.talk.row.id)) show(newConversation());
   const undo = button("Undo", async () => {
     $("undo").replaceChildren();
     for (const each of removed.splice(0)) {
@@ -100,5 +121,5 @@ async function discard(ids) {
   if (matchMedia(WITH_LIST).matches || $("list").hasAttribute("data-open")) undo.focus();
   else openPanel("list", undo);
 }
-$("delete").addEventListener("click", () => discard([talk.row.id]));
+$("delete").addEventListener("click", () => discard([state.talk.row.id]));
 $("delete-all").addEventListener("click", () => discard(rows.map(row => row.id)));

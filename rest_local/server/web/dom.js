@@ -1,18 +1,34 @@
-"use strict";
 // Elements, words, numbers, and text of others made harmless to look at. Knows nothing of models and conversations.
 
-const $ = id => document.getElementById(id);
+/** Return an element of page.html.
+    @param {string} id */
+export const $ = id => /** @type {HTMLElement} */ (document.getElementById(id));
 
-/** An element. Strings become text nodes: text of a model is never parsed as markup. */
-function make(tag, className, ...children) {
+/** Return an element of page.html that has a value: an input, a select or a textarea.
+    @param {string} id */
+export const field = id => /** @type {HTMLInputElement} */ ($(id));
+
+/** Return the first element that a selector finds, or throw.
+    @param {ParentNode} parent @param {string} selector @returns {HTMLElement} */
+export function within(parent, selector) {
+  const found = parent.querySelector(selector);
+  if (found instanceof HTMLElement) return found;
+  throw new Error(`The page has no ${selector}.`);
+}
+
+/** Make an element. Strings become text nodes: text of a model is never parsed as markup.
+    @template {keyof HTMLElementTagNameMap} Tag
+    @param {Tag} tag @param {string} [className] @param {...(Node | string)} children */
+export function make(tag, className, ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;
   made.append(...children);
   return made;
 }
 
-/** A button that does `act`. `label`: its name for screen readers, where the text is a sign. */
-function button(text, act, label = "") {
+/** Make a button that does `act`. Screen readers say `label`, or its text.
+    @param {string} text @param {(event: MouseEvent) => unknown} act */
+export function button(text, act, label = "") {
   const made = make("button", "quiet", text);
   made.type = "button";
   if (label) made.setAttribute("aria-label", label);
@@ -20,13 +36,19 @@ function button(text, act, label = "") {
   return made;
 }
 
-const number = (value, digits = 0) =>
+/** @param {number} value */
+export const number = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-const speedText = value => number(value, value < 100 ? 1 : 0);
-const counted = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
-const sizeText = bytes => bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${number(bytes / 1e3)} kB` : `${number(bytes / 1e6, 1)} MB`;
+/** @param {number} value */
+export const speedText = value => number(value, value < 100 ? 1 : 0);
+/** Return the count with its noun: "1 step", "2 steps".
+    @param {number} count @param {string} one */
+export const counted = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+/** @param {number} bytes */
+export const sizeText = bytes => bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${number(bytes / 1e3)} kB` : `${number(bytes / 1e6, 1)} MB`;
 
-class Problem extends Error {
+export class Problem extends Error {
+  /** @param {string} message @param {string} [code] */
   constructor(message, code) { super(message); this.code = code }
 }
 
@@ -34,7 +56,7 @@ class Problem extends Error {
 
 // Controls, marks that turn the direction of text, spaces of no width, tags. The first alternative are joiners where
 // they have a meaning: within an emoji, and after a letter of a script that is joined.
-const HIDDEN = new RegExp(
+export const HIDDEN = new RegExp(
   "((?<=[\\p{Extended_Pictographic}\\u{1f3fb}-\\u{1f3ff}\\ufe0f])\\u200d(?=\\p{Extended_Pictographic})"
   + "|(?<=[\\p{Script=Arabic}\\p{Script=Syriac}\\p{Script=Devanagari}\\p{Script=Bengali}\\p{Script=Malayalam}"
   + "\\p{Script=Sinhala}\\p{Script=Tamil}\\p{Script=Telugu}\\p{Script=Kannada}])[\\u200c\\u200d]"
@@ -43,22 +65,26 @@ const HIDDEN = new RegExp(
   + "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0d\\ufeff\\uffa0\\ufff0-\\ufffb\\u{1d173}-\\u{1d17a}"
   + "\\u{e0000}-\\u{e0fff}]", "gu");
 
-/** Such characters in words: [U+202E]. */
-const spelled = text => [...text].map(each => `[U+${each.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}]`).join("");
+/** Write such characters out: [U+202E].
+    @param {string} text */
+export const spelled = text => [...text].map(each => `[U+${Number(each.codePointAt(0)).toString(16).toUpperCase().padStart(4, "0")}]`).join("");
 
-/** Text with what cannot be seen written out. */
-const printable = text => text.replace(HIDDEN, (all, kept) => kept === undefined ? spelled(all) : all);
+/** Return text with what cannot be seen written out.
+    @param {string} text */
+export const printable = text => text.replace(HIDDEN, (all, kept) => kept === undefined ? spelled(all) : all);
 
-/** One line for titles and names. */
-const oneLine = (text, longest) => {
+/** Return one line for titles and names.
+    @param {string} text @param {number} longest */
+export const oneLine = (text, longest) => {
   const line = printable(text.slice(0, 4 * longest).replace(/\s+/g, " ").trim());
   return line.length > longest ? `${line.slice(0, longest - 1).trimEnd()}…` : line;
 };
 
 // ---- Storage of settings -----------------------------------------------------------------------------------------
 
-/** The browser's storage if the user allows it; otherwise nothing is stored. */
-function stored(kind, name, value) {
+/** Store a value if there is one, and return what is stored under the name. Null if the user allows no storage.
+    @param {"localStorage" | "sessionStorage"} kind @param {string} name @param {string} [value] */
+export function stored(kind, name, value) {
   try {
     if (value !== undefined) window[kind].setItem(name, value);
     return window[kind].getItem(name);
@@ -69,9 +95,10 @@ function stored(kind, name, value) {
 
 // ---- Copying ----------------------------------------------------------------------------------------------------
 
-/** A button that copies what `text` returns. Null where the browser has no clipboard: plain HTTP from another machine.
-    Its word comes from the style sheet, because it may lie in the middle of an answer, whose text it is no part of. */
-function copyButton(text, label) {
+/** Make a button that copies what `text` returns. Null where the browser has no clipboard: plain HTTP from another
+    machine. The style sheet writes its word, because it may lie in an answer, and is not part of the answer's text.
+    @param {() => string} text @param {string} label */
+export function copyButton(text, label) {
   if (!navigator.clipboard) return null;
   const made = button("", async () => {
     const copied = await navigator.clipboard.writeText(text()).then(() => true, () => false);

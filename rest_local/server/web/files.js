@@ -1,12 +1,18 @@
-"use strict";
 // Files that are attached to a message: text, and images where the model reads them. Chosen, pasted or dropped.
+
+import { $, button, field, make, oneLine, Problem, sizeText } from "./dom.js";
+import { report, say, server } from "./server.js";
+
+/** @import { AttachedFile } from "./types.js" */
 
 const MOST_TEXT = 2e6; // bytes of one text file; a context of 128 000 tokens holds about 500 000
 const MOST_IMAGE = 30e6;
 const WIDEST = 2048; // pixels; models see fewer
-let attached = []; // { kind: "text", name, text } or { kind: "image", name, url }
+/** @type {AttachedFile[]} */
+let files = [];
 
-/** An attached file. Throws Problem. */
+/** Read a file. Throws Problem.
+    @param {File} file @returns {Promise<AttachedFile>} */
 async function fileRead(file) {
   const name = oneLine(file.name || "pasted image", 120);
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") return imageRead(file, name);
@@ -19,7 +25,8 @@ async function fileRead(file) {
   return { kind: "text", name, text };
 }
 
-/** An image as a data URL: as it is if it is a PNG or JPEG that is not too large, else drawn anew as a JPEG. */
+/** Read an image as a data URL: as it is if it is a PNG or JPEG that is not too large, else drawn anew as a JPEG.
+    @param {File} file @param {string} name @returns {Promise<AttachedFile>} */
 async function imageRead(file, name) {
   if (!server.vision) throw new Problem(`${name} is not attached: this model does not read images.`);
   if (file.size > MOST_IMAGE) throw new Problem(`${name} is not attached: it has ${sizeText(file.size)}, and ${sizeText(MOST_IMAGE)} is the limit.`);
@@ -28,9 +35,10 @@ async function imageRead(file, name) {
   });
   const scale = Math.min(1, WIDEST / Math.max(picture.width, picture.height));
   if (scale === 1 && ["image/png", "image/jpeg"].includes(file.type)) {
+    /** @type {string} */
     const url = await new Promise((resolve, reject) => {
       const reader = new FileReader();
-      reader.onload = () => resolve(reader.result);
+      reader.onload = () => resolve(String(reader.result));
       reader.onerror = () => reject(new Problem(`${name} is not attached: it cannot be read.`));
       reader.readAsDataURL(file);
     });
@@ -40,39 +48,51 @@ async function imageRead(file, name) {
   canvas.width = Math.max(1, Math.round(scale * picture.width));
   canvas.height = Math.max(1, Math.round(scale * picture.height));
   const brush = canvas.getContext("2d");
+  if (!brush) throw new Problem(`${name} is not attached: the browser cannot draw it.`);
   brush.fillStyle = "#fff"; // a JPEG has no transparency
   brush.fillRect(0, 0, canvas.width, canvas.height);
   brush.drawImage(picture, 0, 0, canvas.width, canvas.height);
   return { kind: "image", name, url: canvas.toDataURL("image/jpeg", .9) };
 }
 
-async function attach(files) {
+export const attached = () => files;
+
+/** Replace the files that are attached to the message.
+    @param {AttachedFile[]} others */
+export function setAttached(others) {
+  files = others;
+  showAttached();
+}
+
+/** @param {File[]} chosen */
+async function attach(chosen) {
   say(null);
-  for (const file of files) {
+  for (const file of chosen) {
     try {
-      attached.push(await fileRead(file));
-    } catch (problem) {
-      say(problem);
+      files = [...files, await fileRead(file)];
+    } catch (error) {
+      report(error);
     }
   }
   showAttached();
 }
 
 function showAttached(focus = -1) {
-  $("attached").replaceChildren(...attached.map((file, place) => {
+  $("attached").replaceChildren(...files.map((file, place) => {
     const remove = button("Remove", () => {
-      attached.splice(place, 1);
+      files = files.filter(each => each !== file);
       showAttached(place);
     }, `Remove ${file.name}`);
     return make("li", "", chipOf(file), remove);
   }));
   if (focus < 0) return;
   const buttons = $("attached").querySelectorAll("button");
-  (buttons[Math.min(focus, buttons.length - 1)] || $("attach")).focus();
+  (buttons.item(Math.min(focus, buttons.length - 1)) || $("attach")).focus();
 }
 
-/** A file in a word: its name and size, and of an image the picture. */
-function chipOf(file) {
+/** Make the element of a file: its name and its size or picture.
+    @param {AttachedFile} file */
+export function chipOf(file) {
   const chip = make("span", "chip", oneLine(file.name, 60));
   if (file.kind === "text") chip.append(make("span", "small", ` ${sizeText(new Blob([file.text]).size)}`));
   else {
@@ -84,21 +104,22 @@ function chipOf(file) {
   return chip;
 }
 
-$("attach").addEventListener("click", () => $("attach-file").click());
-$("attach-file").addEventListener("change", () => {
-  attach([...$("attach-file").files]);
-  $("attach-file").value = "";
+const chooser = field("attach-file");
+$("attach").addEventListener("click", () => chooser.click());
+chooser.addEventListener("change", () => {
+  attach([...chooser.files || []]);
+  chooser.value = "";
   $("message").focus();
 });
-$("message").addEventListener("paste", event => {
-  if (!event.clipboardData.files.length) return;
+/** Attach the files of an event, if it has any.
+    @param {Event} event @param {DataTransfer | null} data */
+function attachFrom(event, data) {
+  if (!data?.files.length || $("chat").hidden) return;
   event.preventDefault();
-  attach([...event.clipboardData.files]);
-});
-const dropped = event => !$("chat").hidden && event.dataTransfer.types.includes("Files");
-document.addEventListener("dragover", event => { if (dropped(event)) event.preventDefault() });
-document.addEventListener("drop", event => {
-  if (!dropped(event)) return;
-  event.preventDefault();
-  attach([...event.dataTransfer.files]);
+  attach([...data.files]);
+}
+$("message").addEventListener("paste", event => attachFrom(event, event.clipboardData));
+document.addEventListener("drop", event => attachFrom(event, event.dataTransfer));
+document.addEventListener("dragover", event => {
+  if (!$("chat").hidden && event.dataTransfer?.types.includes("Files")) event.preventDefault();
 });

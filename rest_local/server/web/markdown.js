@@ -1,14 +1,37 @@
-"use strict";
 // Light Markdown: lines of an answer as they arrive. Every character stays in the document, and with it every token and
 // its source; marks of Markdown are hidden by the style sheet. Knows nothing of the server.
 
-const LONG_LINE = 4000; // characters; longer lines are not parsed again for each of their tokens, which would block the page
-const MOST_OF_LINE = 20_000; // characters of a line, and of an answer, that are shown: laying out a line of 1 MB takes
-const MOST_SHOWN = 200_000; // minutes, and an element for each of 200 000 tokens seconds
-const told = new WeakMap(); // element -> its word: { answer, step, token, source, elements } of one token
+import { copyButton, counted, HIDDEN, make, printable, spelled } from "./dom.js";
+import { colour, colourAtTimes } from "./colours.js";
 
-/** A part of a token, or of text without a known token. `href`: the address that it is a part of. */
-function written(text, style, word, href = "") {
+/** @import { Word } from "./types.js" */
+/** @typedef {{ text: string, word: Word | null }} Part */
+/** @typedef {{ from: number, to: number, href: string }} Link */
+/** @typedef {{ kind: string, fence?: string, links?: Link[], cells?: number[] }} Kind */
+/** @typedef {Kind & { styles: string[] }} Look */
+/** @typedef {Part & { style: string, href?: string, cell?: number }} Run */
+/**
+ * A line on the page; `left` counts its characters that are not shown.
+ * @typedef {{
+ *   element: HTMLElement, parts: Part[], made: (Run & { element: HTMLElement })[], look: Look | null,
+ *   length: number, left: number, note: HTMLElement | null,
+ * }} Line
+ */
+/** @typedef {(from: number, to: number, style?: string) => unknown} Mark */
+
+const LONG_LINE = 4000; // characters; longer lines are not parsed again for each of their tokens, which would block the page
+// Laying out a line of 1 MB takes minutes, and an element for each of 200 000 tokens takes seconds.
+const MOST_OF_LINE = 20_000; // characters of a line that are shown
+export const MOST_SHOWN = 200_000; // characters of an answer that are shown
+/** The token of an element.
+    @type {WeakMap<Element, Word>} */
+export const told = new WeakMap();
+/** @type {WeakMap<Element, Line>} */
+const lines = new WeakMap();
+
+/** Make the element of a part of a token, or of text without a known token. It may be a part of the address `href`.
+    @param {string} text @param {string} style @param {Word | null} word */
+export function written(text, style, word, href = "") {
   const className = word ? `${word.source} ${style}`.trim() : style;
   const made = make(word && word.source !== "own" ? "mark" : "span", className);
   const shown = style.includes("escape") ? spelled(text) : text;
@@ -21,7 +44,8 @@ function written(text, style, word, href = "") {
   return made;
 }
 
-/** A link. Only http and https come here (`ADDRESS`), and what is clicked is what is read. */
+/** Make a link. Only http and https come here (`ADDRESS`), and what is clicked is what is read.
+    @param {string} text @param {string} href */
 function linked(text, href) {
   const link = make("a", "", text);
   link.href = href;
@@ -32,32 +56,50 @@ function linked(text, href) {
   return link;
 }
 
-/** The element of a word that can be seen. Marks of Markdown are hidden. */
-const seen = word => word.elements.find(each => !each.classList.contains("syntax"));
+/** Return the element of a word that can be seen. Marks of Markdown are hidden.
+    @param {Word} word */
+export const seen = word => word.elements.find(each => !each.classList.contains("syntax"));
 
 /** Writes an answer line by line, before the element that follows it. Only the newest line can still change its style.
-    `typed`: text of the user, of which only code blocks have a style. */
-class Sheet {
-  constructor(text, end, typed = false) { // line: the newest; last: the one before, or the newest; block: the code block of the lines, if any
-    Object.assign(this, { text, end, typed, line: null, last: null, block: null, shown: 0, left: 0, note: null });
+    Of text that the user has typed, only code blocks have a style. */
+export class Sheet {
+  /** @param {HTMLElement} text @param {HTMLElement} end */
+  constructor(text, end, typed = false) {
+    this.text = text;
+    this.end = end;
+    this.typed = typed;
+    /** The newest line, until it ends.
+        @type {Line | null} */
+    this.line = null;
+    /** The newest line.
+        @type {Line | null} */
+    this.last = null;
+    /** The code block of the newest line.
+        @type {HTMLElement | null} */
+    this.block = null;
+    this.fence = "";
+    this.shown = 0;
+    this.left = 0;
+    /** @type {HTMLElement | null} */
+    this.note = null;
   }
 
-  write(text, word) {
+  /** @param {string} text @param {Word | null} [word] */
+  write(text, word = null) {
     for (const part of text.split(/(?<=\n)/)) {
       if (this.shown >= MOST_SHOWN) {
         this.leaveOut(part.length);
         continue;
       }
-      if (!this.line) this.begin();
-      const { line } = this, ends = part.endsWith("\n");
+      const line = this.line || this.begin(), ends = part.endsWith("\n");
       line.parts.push({ text: part, word });
       const long = line.left || line.length + part.length > MOST_OF_LINE;
       this.shown += long ? 0 : part.length;
-      if (long) this.cut(part);
-      else if (line.length < LONG_LINE || ends) this.show();
+      if (long) this.cut(line, part);
+      else if (line.length < LONG_LINE || ends) this.show(line);
       else {
         line.length += part.length;
-        this.put({ text: printable(part), style: "", word });
+        this.put(line, { text: printable(part), style: "", word });
       }
       if (ends) this.line = null;
       if (ends && this.block) colourAtTimes(this.block);
@@ -71,34 +113,40 @@ class Sheet {
   }
 
   begin() {
-    const fence = this.last ? this.last.look.fence : "";
-    if (fence && !this.block) this.openBlock();
+    const fence = this.last?.look?.fence || "";
+    if (fence && !this.block && this.last) this.block = this.openBlock(this.last.element);
     if (!fence && this.block) {
       colour(this.block);
       this.block = null;
     }
     this.fence = fence;
-    this.line = this.last = { element: make("div"), parts: [], made: [], look: null, length: 0, left: 0 };
-    if (this.block) this.block.append(this.line.element);
-    else this.text.lastChild.before(this.line.element);
-    this.line.element.append(this.end);
+    /** @type {Line} */
+    const line = { element: make("div"), parts: [], made: [], look: null, length: 0, left: 0, note: null };
+    lines.set(line.element, line);
+    if (this.block) this.block.append(line.element);
+    else this.text.lastElementChild?.before(line.element);
+    line.element.append(this.end);
+    return this.line = this.last = line;
   }
 
-  /** Puts the line that opened a code block into an element of its own, with a button that copies the code. */
-  openBlock() {
-    const opening = this.last.element, block = this.block = make("div", "block");
+  /** Put the line that opened a code block into an element of its own, with a button that copies the code.
+      @param {HTMLElement} opening */
+  openBlock(opening) {
+    const block = make("div", "block");
     opening.before(block);
-    const code = () => [...block.children].filter(each => each.matches(".code")).map(each => each.source()).join("");
+    const code = () => [...block.querySelectorAll(".code")].map(each => sourceOf(lines.get(each))).join("");
     const copy = copyButton(() => code().replace(/\n$/, ""), "Copy this code");
     block.append(opening, ...(copy ? [copy] : []));
+    return block;
   }
 
-  show() {
-    const { line } = this, text = line.parts.map(part => part.text).join(""), focused = document.activeElement;
+  /** Give a line its look anew.
+      @param {Line} line */
+  show(line) {
+    const text = sourceOf(line), focused = document.activeElement;
     line.length = text.length; // a long line keeps its style until it ends
     line.look = lookOf(text, this.fence, this.typed);
     line.element.className = `line ${line.look.kind}`;
-    line.element.source = () => line.parts.map(part => part.text).join("");
     const runs = runsOf(line.parts, line.look);
     let same = 0;
     while (same < line.made.length && same < runs.length && sameRun(line.made[same], runs[same])) same += 1;
@@ -108,45 +156,44 @@ class Sheet {
       if (cell && cell !== line.element && !cell.childElementCount) cell.remove();
       if (word) word.elements.splice(word.elements.indexOf(element), 1);
     }
-    for (const run of runs.slice(same)) this.put(run);
-    if (told.has(focused) && !focused.isConnected) {
-      const element = seen(told.get(focused));
-      if (element) element.focus();
-    }
-    if (pointed && !pointed.isConnected) point(null);
+    for (const run of runs.slice(same)) this.put(line, run);
+    const word = focused && told.get(focused);
+    if (word && !focused.isConnected) seen(word)?.focus();
   }
 
-  put(run) {
-    const { line } = this;
-    run.element = written(run.text, run.style, run.word, run.href);
-    if (run.cell === undefined) this.end.before(run.element);
+  /** @param {Line} line @param {Run} run */
+  put(line, run) {
+    const element = written(run.text, run.style, run.word, run.href);
+    if (run.cell === undefined) this.end.before(element);
     else {
+      /** @type {HTMLElement | null} */
       let cell = line.element.querySelector(`:scope > [data-cell="${run.cell}"]`);
       if (!cell) {
         cell = make("span", "cell");
-        cell.dataset.cell = run.cell;
+        cell.dataset.cell = String(run.cell);
         this.end.before(cell);
       }
-      cell.append(run.element);
+      cell.append(element);
     }
-    line.made.push(run);
+    line.made.push({ ...run, element });
   }
 
-  /** The rest of a giant line is counted, not shown. */
-  cut(part) {
-    const { line } = this, room = line.left ? 0 : MOST_OF_LINE - line.length;
+  /** Count the rest of a giant line, and do not show it.
+      @param {Line} line @param {string} part */
+  cut(line, part) {
+    const room = line.left ? 0 : MOST_OF_LINE - line.length;
     if (!line.look) { // it begins with a giant part
       line.look = lookOf("", this.fence, this.typed);
-      line.element.className = `line ${line.look.kind || ""}`;
-      line.element.source = () => line.parts.map(each => each.text).join("");
+      line.element.className = `line ${line.look.kind}`;
     }
-    if (room > 0) this.put({ text: printable(part.slice(0, room)), style: "", word: line.parts.at(-1).word });
+    if (room > 0) this.put(line, { text: printable(part.slice(0, room)), style: "", word: line.parts.at(-1)?.word || null });
     line.length += Math.max(0, room);
     line.left += part.length - Math.max(0, room);
     if (!line.note) this.end.before(line.note = make("span", "left"));
     line.note.textContent = ` … and ${counted(line.left, "character")} more in this line; Copy has all of them.`;
   }
 
+  /** @param {number} count */
   leaveOut(count) {
     this.left += count;
     if (!this.note) {
@@ -157,17 +204,23 @@ class Sheet {
   }
 }
 
+/** @param {Line | undefined} line */
+const sourceOf = line => line ? line.parts.map(part => part.text).join("") : "";
+
+/** @param {Run} one @param {Run} other */
 const sameRun = (one, other) => one.text === other.text && one.style === other.style && one.word === other.word
   && one.href === other.href && one.cell === other.cell;
 
-/** The text of a line in runs of one token and one style, address and cell. */
+/** Return the text of a line in runs of one token and one style, address and cell.
+    @param {Part[]} parts @param {Look} look */
 function runsOf(parts, { styles, links, cells }) {
+  /** @type {Run[]} */
   const runs = [];
   let at = 0;
   for (const { text, word } of parts) {
     for (let from = 0; from < text.length;) {
       const link = links && links.find(each => each.from <= at + from && at + from < each.to);
-      const same = to => styles[at + to] === styles[at + from] && (!cells || cells[at + to] === cells[at + from])
+      const same = (/** @type {number} */ to) => styles[at + to] === styles[at + from] && (!cells || cells[at + to] === cells[at + from])
         && !(link && at + to === link.to);
       let to = from + 1;
       while (to < text.length && same(to)) to += 1;
@@ -180,8 +233,9 @@ function runsOf(parts, { styles, links, cells }) {
   return runs;
 }
 
-/** The look of a line: its kind, a style for each of its characters, its links, the cells of a row of a table, and the
-    fence of the next line. `fence`: the marker that opened the code block of the line, if any. */
+/** Return the look of a line: its kind, a style for each of its characters, its links, the cells of a row of a table,
+    and the fence of the next line. `fence` is the marker that opened the code block of the line, if any.
+    @param {string} text @param {string} fence @returns {Look} */
 function lookOf(text, fence, typed = false) {
   const styles = new Array(text.length).fill(""), line = text.replace(/\n$/, "");
   const look = lookOfKind(line, fence, styles, typed);
@@ -193,7 +247,9 @@ function lookOf(text, fence, typed = false) {
 
 const ROW = /^\s*\|.*\|\s*$/, RULE = /^\s*\|(\s*:?-+:?\s*\|)+\s*$/;
 
+/** @param {string} line @param {string} fence @param {string[]} styles @param {boolean} typed @returns {Kind} */
 function lookOfKind(line, fence, styles, typed) {
+  /** @type {Mark} */
   const marks = (from, to, style = "syntax") => styles.fill(style, from, to);
   const ticks = (/^( {0,3})(`{3,}|~{3,})(.*)$/.exec(line) || []);
   if (fence) {
@@ -221,7 +277,8 @@ function lookOfKind(line, fence, styles, typed) {
   return { kind, links };
 }
 
-/** The number of the cell of each character of a row. The bars between cells are marks. */
+/** Return the number of the cell of each character of a row. The bars between cells are marks.
+    @param {string} line @param {string[]} styles @param {Mark} marks */
 function cellsOf(line, styles, marks) {
   const cells = [];
   let cell = -1;
@@ -231,18 +288,20 @@ function cellsOf(line, styles, marks) {
     if (bar && line.slice(at + 1).trim()) cell += 1;
     cells.push(Math.max(cell, 0));
   }
-  cells.push(Math.max(cell, 0)); // of the line's end
+  cells.push(Math.max(cell, 0)); // the end of the line
   return cells;
 }
 
 const ADDRESS = /https?:\/\/[^\s<>()[\]{}"'`\\^|\0]*[^\s<>()[\]{}"'`\\^|\0.,;:!?*_]/g;
 
-/** Code between backticks; outside of it addresses, bold and italic text. Returns the addresses. */
+/** Style code between backticks, and outside of it addresses, bold and italic text. Return the addresses.
+    @param {string} line @param {string[]} styles @param {Mark} marks */
 function inline(line, styles, marks) {
-  const blank = (text, at, style) => {
+  const blank = (/** @type {string} */ text, /** @type {number} */ at, /** @type {string} */ style) => {
     marks(at, at + text.length, style);
     return "\0".repeat(text.length);
   };
+  /** @type {Link[]} */
   const links = [];
   let bare = line.replace(/(?<!`)(`+)(?!`)(.*?[^`])\1(?!`)/g, (all, ticks, code, at) => {
     const made = blank(all, at, "inline");
@@ -262,6 +321,7 @@ function inline(line, styles, marks) {
   return links;
 }
 
+/** @param {RegExpExecArray} found @param {number} width @param {string} style @param {string[]} styles @param {Mark} marks */
 function enclosed(found, width, style, styles, marks) {
   const from = found.index, to = from + found[0].length;
   for (let at = from + width; at < to - width; at += 1) {

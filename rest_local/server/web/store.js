@@ -1,4 +1,3 @@
-"use strict";
 // Conversations in the browser's IndexedDB. Knows nothing of how they are shown.
 //
 // A conversation is { row, messages }. Its row is { id, title, system, created, changed }. Each message is a row of its
@@ -7,20 +6,28 @@
 // Conversations that cannot be stored (a private window, a full disk) stay in memory and are tried again with the next
 // write. The store sends the event "change" when the list of conversations is out of date.
 
+/** @import { Conversation, Message, Row } from "./types.js" */
+
 const DATABASE = "rest-local", VERSION = 1;
 
 /** `randomUUID` is missing where the page came over plain HTTP from another machine. */
-const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(each => each.toString(16).padStart(2, "0")).join("");
+export const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(each => each.toString(16).padStart(2, "0")).join("");
 
 let latest = 0;
 /** Return the time in milliseconds, later than each time before, so that it orders messages. */
-const now = () => latest = Math.max(latest + 1, Date.now());
+export const now = () => latest = Math.max(latest + 1, Date.now());
 
+/** @returns {Conversation} */
+export const newConversation = () =>
+  ({ row: { id: newId(), title: "", system: "", created: now(), changed: now() }, messages: [] });
+
+/** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
 const settled = request => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
 
+/** @param {IDBTransaction} transaction @returns {Promise<void>} */
 const completed = transaction => new Promise((resolve, reject) => {
   transaction.oncomplete = () => resolve();
   transaction.onabort = () => reject(transaction.error || new DOMException("aborted", "AbortError"));
@@ -29,8 +36,11 @@ const completed = transaction => new Promise((resolve, reject) => {
 class Store extends EventTarget {
   constructor() {
     super();
+    /** @type {Map<string, Conversation>} */
     this.unsaved = new Map(); // id -> a conversation that could not be stored; the database may lack any part of it
     this.problem = ""; // why nothing is stored
+    /** @type {IDBDatabase | null} */
+    this.db = null;
     this.opened = this.open();
   }
 
@@ -41,15 +51,16 @@ class Store extends EventTarget {
         request.result.createObjectStore("conversations", { keyPath: "id" });
         request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
       };
-      this.db = await settled(request);
-      this.db.onversionchange = () => this.db.close(); // a newer page in another tab
+      const db = this.db = await settled(request);
+      db.onversionchange = () => db.close(); // a newer page in another tab
     } catch (error) {
       this.fail(error);
     }
   }
 
+  /** @param {unknown} error */
   fail(error) {
-    this.problem = error.name === "QuotaExceededError"
+    this.problem = error instanceof DOMException && error.name === "QuotaExceededError"
       ? "The browser's storage is full. This conversation goes on, but it is lost when this tab is closed. Delete older conversations to make room."
       : "This browser stores nothing for this page, because the window is private or its settings forbid it. Conversations are lost when this tab is closed.";
     this.changed();
@@ -57,7 +68,10 @@ class Store extends EventTarget {
 
   changed() { this.dispatchEvent(new Event("change")) }
 
-  /** Return the result of `work(conversations, messages)` in one transaction, or throw what fails. */
+  /** Return the result of `work(conversations, messages)` in one transaction, or throw what fails.
+      @template T
+      @param {IDBTransactionMode} mode
+      @param {(conversations: IDBObjectStore, messages: IDBObjectStore) => T | Promise<T>} work */
   async transact(mode, work) {
     await this.opened;
     if (!this.db) throw new DOMException("no storage", "InvalidStateError");
@@ -71,22 +85,27 @@ class Store extends EventTarget {
 
   /** Return the rows of all conversations, the newest first. */
   async list() {
+    /** @type {Row[]} */
     const rows = await this.transact("readonly", conversations => settled(conversations.getAll())).catch(() => []);
     const known = new Map(rows.map(row => [row.id, row]));
     for (const [id, { row }] of this.unsaved) known.set(id, row);
     return [...known.values()].sort((one, other) => other.changed - one.changed);
   }
 
-  /** Return a conversation, or null if another tab has deleted it. */
+  /** Return a conversation, or null if another tab has deleted it.
+      @param {string} id @returns {Promise<Conversation | null>} */
   async load(id) {
     const stored = await this.transact("readonly", async (conversations, messages) => {
       const [row, all] = [settled(conversations.get(id)), settled(messages.index("conversation").getAll(id))];
-      return { row: await row, messages: (await all).sort((one, other) => one.created - other.created) };
+      /** @type {Message[]} */
+      const kept = await all;
+      return { row: await row, messages: kept.sort((one, other) => one.created - other.created) };
     }).catch(() => null);
     return this.unsaved.get(id) || (stored && stored.row ? stored : null);
   }
 
-  /** Store the row of a conversation and the messages `written` of it, and delete those whose ids are `removed`. */
+  /** Store the row of a conversation and the messages `written` of it, and delete those whose ids are `removed`.
+      @param {Conversation} conversation @param {Message[]} written @param {string[]} removed */
   async save(conversation, written, removed = []) {
     const wholes = [...this.unsaved.values()];
     try {
@@ -110,7 +129,8 @@ class Store extends EventTarget {
     this.changed();
   }
 
-  /** Delete conversations. */
+  /** Delete conversations.
+      @param {string[]} ids */
   async remove(ids) {
     for (const id of ids) this.unsaved.delete(id);
     await this.transact("readwrite", async (conversations, messages) => {
@@ -122,3 +142,5 @@ class Store extends EventTarget {
     this.changed();
   }
 }
+
+export const store = new Store();

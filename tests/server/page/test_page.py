@@ -98,7 +98,13 @@ def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
     page.keyboard.press("ArrowDown")
     expect(page.locator("mark.datastore").first).to_be_focused()
     expect(page.locator("mark.datastore").first).to_have_attribute("aria-describedby", "tip")
-    for part in ("datastore", "lib/argparse.py:812", "4 tokens before it agreed", "0.53", "2 of 3"):
+    for part in (
+        "datastore",
+        "lib/argparse.py:812",
+        "The 4 tokens before it are the same there.",
+        "0.53",
+        "Step 2 of 3",
+    ):
         expect(tip).to_contain_text(part)
     page.keyboard.press("End")
     expect(tip).to_contain_text("draft model")
@@ -111,16 +117,34 @@ def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
         assert page.evaluate(FAULTS) == [], scheme
 
 
+def test_the_files_that_most_tokens_came_from_are_listed(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    expect(page.locator("#found")).to_be_hidden()
+    ask(page, "hello")
+    stream = quiet.service.stream()
+    for number in range(8):
+        for _ in range(number + 1):
+            stream.give(" a", "datastore", origin=origin(file=f"lib/{number}\u202e.py"))
+    stream.end()
+    done(page)
+    rows = page.locator("#files li")
+    expect(rows).to_have_count(7)
+    expect(rows.first).to_have_text("lib/7[U+202E].py8 tokens")
+    expect(rows.last).to_have_text("and 2 more files")
+    page.reload()
+    expect(rows).to_have_count(7)
+
+
 def test_the_chart_changes_with_every_step(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     chart = page.locator("#chart")
-    expect(chart).to_have_attribute("aria-label", "no steps yet")
+    expect(chart).to_have_attribute("aria-label", "There are no steps yet.")
     seen = {pixels(page)}
     ask(page, "hello")
     stream = quiet.service.stream()
     for steps, (text, source) in enumerate([(" a", "target"), (" b c d", "context"), (" e f", "history")], 1):
         stream.give(text, source, origin=origin(source=source) if steps > 1 else None)
-        expect(chart).to_have_attribute("aria-label", re.compile(f"^{steps} steps"))
+        expect(chart).to_have_attribute("aria-label", re.compile(f"^{steps} step"))
         seen.add(pixels(page))
     assert len(seen) == 4
     expect(page.locator("#mat")).to_have_text("2.00")
@@ -214,5 +238,5 @@ def test_dark_and_light(quiet: Live, opened: Open) -> None:
     assert page.evaluate(background) == dark
     page.reload()
     expect(switch).to_have_text("Colours: dark")
-    expect(page.locator("#chart")).to_have_attribute("aria-label", "no steps yet")
+    expect(page.locator("#chart")).to_have_attribute("aria-label", "There are no steps yet.")
     assert pixels(page) != drawn

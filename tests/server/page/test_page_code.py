@@ -74,7 +74,7 @@ def test_code_is_coloured_by_the_language_of_its_fence(quiet: Live, opened: Open
     assert page.locator("#chat article .code > *").evaluate_all("all => all.map(each => each.tagName)") == ["MARK"] * 5
     shown, own = page.evaluate(COLOUR, [".code mark", "keyword"])
     assert shown != own
-    names = json.loads(page.evaluate("JSON.stringify([...new Set(Object.values(PAINTS))])"))
+    names = json.loads(page.evaluate("JSON.stringify([...CSS.highlights.keys()])"))
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         for name in names:

@@ -35,7 +35,11 @@ def prompt(live: Live, number: int) -> str:
 def stored(page: Any) -> list[dict[str, Any]]:
     """Return all messages in the browser's database."""
     found: list[dict[str, Any]] = page.evaluate(
-        "store.transact('readonly', (_, messages) => settled(messages.getAll()))"
+        """async () => {
+          const { store } = await import("/page/store.js");
+          const request = await store.transact("readonly", (_, messages) => messages.getAll());
+          return request.result;
+        }"""
     )
     return found
 

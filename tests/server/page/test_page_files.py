@@ -37,7 +37,7 @@ def seeing(page: Any) -> None:
         route.fulfill(json=found | {"modalities": {"vision": True, "audio": False}})
 
     page.route("**/props*", answer)
-    page.evaluate("connect()")
+    page.evaluate("import('/page/server.js').then(({ connect }) => connect())")
     expect(page.locator("#model")).to_contain_text("reads images")
     expect(page.get_by_role("button", name="Attach files or images")).to_be_visible()
 

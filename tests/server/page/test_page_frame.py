@@ -48,7 +48,10 @@ def test_a_long_prompt_shows_how_far_it_is_read(quiet: Live, opened: Open) -> No
 
 def test_only_what_takes_long_is_said_of_a_prompt(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    state = "progress => stateOf(Object.assign(new Answer({ path: CHAT, body: {} }), { progress }))"
+    state = """async progress => {
+      const { Answer, CHAT, stateOf } = await import("/page/answer.js");
+      return stateOf(Object.assign(new Answer({ path: CHAT, body: {} }), { progress }));
+    }"""
     for progress, said in (
         ({"total": 5000, "cache": 4701, "processed": 4800, "time_ms": 9000}, "Waiting for the first token"),
         ({"total": 299, "cache": 0, "processed": 100, "time_ms": 9}, "Waiting for the first token"),
@@ -102,9 +105,9 @@ def test_statistics_and_settings_fold_away_and_stay_folded(quiet: Live, opened: 
     quiet.service.say("text", number=1)
     done(page)
     page.get_by_text("Newest answer", exact=True).click()
-    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^1 steps"))
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^1 step,"))
     bars = """() => {
-      const { width, height } = $("chart"), brush = $("chart").getContext("2d");
+      const chart = document.getElementById("chart"), { width, height } = chart, brush = chart.getContext("2d");
       return [...brush.getImageData(0, 0, width, height).data].some(Boolean);
     }"""
     expect(page.locator("#chart")).to_be_visible()

@@ -8,6 +8,7 @@ from live import Live
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
+STATE = "import('/page/state.js')"
 HIDDEN = {
     "bidi override": "\u202e", "isolate": "\u2066", "mark": "\u200f", "zero width": "\u200b", "joiner": "\u200d",
     "byte order mark": "\ufeff", "soft hyphen": "\xad", "tag": "\U000e0041", "selector": "\U000e0101",
@@ -100,7 +101,7 @@ def test_a_giant_line_is_shown_in_part_and_copied_whole(quiet: Live, opened: Ope
         page.unroute_all()
     page.reload()
     expect(answer).to_contain_text("more in this line")
-    assert page.evaluate("talk.messages.length") == 2
+    assert page.evaluate(f"{STATE}.then(({{ state }}) => state.talk.messages.length)") == 2
 
 
 def test_a_giant_message_and_a_giant_answer_are_shown_in_part(quiet: Live, opened: Open) -> None:
@@ -114,7 +115,7 @@ def test_a_giant_message_and_a_giant_answer_are_shown_in_part(quiet: Live, opene
     assert len(page.locator("#chat .asked").text_content()) < 21_000
     expect(page.locator("#chat article")).to_contain_text("more are not shown")
     assert len(page.locator("#chat article .text").text_content()) < 210_000
-    assert page.evaluate("talk.messages.at(-1).content.length") == len(text)
+    assert page.evaluate(f"{STATE}.then(({{ state }}) => state.talk.messages.at(-1).content.length)") == len(text)
 
 
 def test_names_of_others_are_only_text(quiet: Live, opened: Open) -> None:
@@ -124,7 +125,7 @@ def test_names_of_others_are_only_text(quiet: Live, opened: Open) -> None:
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": rows}))
     stores = [{"name": markup, "open": True, "tokens": 5}]
     page.route("**/datastores*", lambda route: route.fulfill(json={"data": stores}))
-    page.evaluate("connect()")
+    page.evaluate("import('/page/server.js').then(({ connect }) => connect())")
     expect(page.locator("#model-choice option")).to_have_text(["one", "<img src=x onerror=alert(1)>[U+202E]"])
     expect(page.locator("#datastores label")).to_contain_text("onerror=alert(1)>[U+202E]")
     tokens = [token(markup, source="__proto__", file=markup)]

@@ -39,7 +39,7 @@ def test_a_conversation_is_marked_before_the_list_is_read_again(hello: Live, ope
     ask(page, "two")
     expect(page.locator("#conversations button")).to_have_count(2)
     expect(page.locator("#chat article")).to_contain_text("Hello world")
-    page.evaluate("() => { store.list = () => new Promise(() => undefined) }")
+    page.evaluate("import('/page/store.js').then(({ store }) => { store.list = () => new Promise(() => undefined) })")
     page.keyboard.press("Alt+Shift+ArrowDown")
     expect(page.locator("#title")).to_have_value("one")
     page.keyboard.press("Alt+Shift+KeyL")
@@ -55,7 +55,7 @@ def test_a_whole_session_by_keyboard(hello: Live, opened: Open) -> None:
     done(page)
     expect(page.locator("#message")).to_be_focused()
     press("Alt+Shift+KeyA")
-    assert page.evaluate("told.has(document.activeElement)")
+    assert page.evaluate("import('/page/markdown.js').then(({ told }) => told.has(document.activeElement))")
     press("Escape")
     tab_to(page, "Regenerate")
     press("Enter")
@@ -230,7 +230,7 @@ def test_the_speed_is_said_in_words(quiet: Live, opened: Open) -> None:
     done(page)
     expect(factor).to_have_text("3.0 \N{MULTIPLICATION SIGN}")
     expect(words).to_have_text(
-        "A step of the model gave 2.0 tokens in the mean; without drafting it gives 1. "
+        "On average, a step of the model gave 2.0 tokens. Without drafting it gives 1. "
         "The text came about 3.0 times as fast as without drafting."
     )
     page.reload()
@@ -245,6 +245,6 @@ def test_the_speed_is_said_in_words(quiet: Live, opened: Open) -> None:
         stream.give(text, "context")
         expect(page.locator("#chat article .text").last).to_contain_text(text)
     expect(factor).to_contain_text("\N{MULTIPLICATION SIGN}")
-    expect(words).to_contain_text("A step of the model gives")
+    expect(words).to_contain_text("a step of the model gives")
     stream.end()
     done(page)

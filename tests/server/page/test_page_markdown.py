@@ -30,7 +30,8 @@ It has **two methods**, `put` and ``a`b``; 2 ** 3 ** 4 stays, and `un closed
 """
 WORST = ["**", "`", "``", "```", "\n", "a", " ", "# ", "- ", "~~~", "\\", "<b>", "&amp;", "1. "]
 
-LOOKS = """([texts, whole]) => {
+LOOKS = """async ([texts, whole]) => {
+  const { Answer } = await import("/page/answer.js");
   const answer = new Answer({ path: "/v1/chat/completions", body: {} });
   const token = text => ({ text, source: "context", probability: 0.5 });
   if (whole) answer.write(texts.join(""));
@@ -89,15 +90,15 @@ def test_styles_do_not_depend_on_where_the_text_is_cut(quiet: Live, opened: Open
         assert looks(page, parts) == looks(page, [text], whole=True), parts
 
 
-WRITES = """parts => {
+WRITES = """async parts => {
+  const { Answer } = await import("/page/answer.js"), { matchAll } = String.prototype;
   const answer = new Answer({ path: "/v1/chat/completions", body: {} });
-  const whole = lookOf;
-  let looked = 0;
-  lookOf = (text, fence) => { looked += text.length; return whole(text, fence) };
+  let looked = 0;  // characters of text that was searched; a line is searched up to three times for its looks
+  String.prototype.matchAll = function(pattern) { looked += this.length; return matchAll.call(this, pattern) };
   try {
     answer.addSteps(parts.map(text => ({ text, source: "context", probability: 0.5 })));
   } finally {
-    lookOf = whole;
+    String.prototype.matchAll = matchAll;
   }
   return [looked, answer.text.textContent];
 }"""
@@ -110,7 +111,7 @@ def test_a_long_line_is_not_parsed_again_for_each_token(quiet: Live, opened: Ope
         text = "".join(parts)
         looked, shown = page.evaluate(WRITES, parts)
         assert shown.startswith(text)
-        assert looked < 40 * len(text), begin
+        assert 0 < looked < 130 * len(text), begin
         assert looks(page, parts) == looks(page, [text], whole=True)
 
 
@@ -180,4 +181,4 @@ def test_steps_of_one_event_are_separate(quiet: Live, opened: Open) -> None:
         for text in (" a", " b c d", " e f"):
             stream.give(text, "context", origin=origin(source="context"))
     stream.end()
-    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^3 steps, .*[^0-9]4 at most"))
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^3 steps, .* has 4\\.$"))

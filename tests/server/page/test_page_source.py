@@ -1,6 +1,5 @@
-"""The page's source: one document with its files in place, a policy that names each of them, scripts that parse."""
+"""The page's source: modules that are served as they are, a policy that allows nothing else, types that fit."""
 
-import base64
 import hashlib
 import re
 import shutil
@@ -11,42 +10,45 @@ from pathlib import Path
 import pytest
 from live import Live
 
-from rest_local.server.page import document
-
 WEB = Path(str(files("rest_local.server").joinpath("web")))
 SCRIPTS = sorted(WEB.glob("*.js"))
-VENDORED = {  # the file of the package @highlightjs/cdn-assets 11.12.0, highlight.min.js
-    "highlight.js": "8ab71eb09c51f501e5e25157d9cff100e46cc29bcbfc744d0b746d451fca7f53",
+VENDORED = {  # the file of the package @highlightjs/cdn-assets 11.12.0, es/highlight.min.js
+    "highlight.js": "1ed8fc5256b738b8875b74e4d3f0754f60d6411fb034d618dfbc4e6e6c9999d7",
 }
 
 
-def test_every_file_is_in_the_document() -> None:
-    text = document().decode()
-    written = text.replace(r"\x3c", "<")
-    assert SCRIPTS
-    assert "</style" not in "".join(path.read_text("utf-8") for path in WEB.glob("*.css"))
-    for path in (*SCRIPTS, *WEB.glob("*.css")):
-        source = path.read_text("utf-8").replace("\r\n", "\n")
-        assert source.replace(r"\x3c", "<") in written, path.name
-    bodies = re.findall("<script>(.*?)</script>", text, re.DOTALL)
-    assert len(bodies) == len(SCRIPTS)
-    assert not re.search("<(!--|/?script)", "".join(bodies)), "nothing that a parser of HTML would see in a script"
-    assert not re.search(r'(?:src|href)="(?!data:|#)', text), "it loads nothing"
+def test_every_file_is_served_as_it_is(hello: Live) -> None:
+    assert hello.get("/").content == (WEB / "page.html").read_bytes()
+    for path in (*SCRIPTS, WEB / "page.css"):
+        found = hello.get(f"/page/{path.name}")
+        kind = "text/css" if path.suffix == ".css" else "text/javascript"
+        assert found.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert found.headers["x-content-type-options"] == "nosniff"
+        assert found.content == path.read_bytes()
+    for other in ("types.d.ts", "highlight.LICENSE", "no.js", "..%2fpage.py", "%2e%2e%2fpage.py", "/etc/passwd"):
+        assert hello.get(f"/page/{other}").status_code == 404, other
 
 
-def test_the_policy_names_every_script_and_style(hello: Live) -> None:
-    found = hello.get("/")
-    assert found.headers["content-type"] == "text/html; charset=utf-8"
-    policy = dict(part.split(" ", 1) for part in found.headers["content-security-policy"].split("; "))
-    assert "unsafe" not in str(policy)
-    assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
-    assert policy["connect-src"] == "'self'"
-    assert policy["trusted-types"] == "'none'"
-    for tag in ("script", "style"):
-        inline = re.findall(rf"<{tag}>(.*?)</{tag}>", found.text, re.DOTALL)
-        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline]
-        assert policy[f"{tag}-src"].split() == [f"'sha256-{value}'" for value in hashes]
-    assert not re.search(r"\sstyle=|\son[a-z]+=", found.text), "the policy refuses them"
+def test_the_page_loads_one_module_and_one_style_of_this_server(hello: Live) -> None:
+    text = hello.get("/").text
+    assert re.findall("<script.*", text) == ['<script type="module" src="page/page.js"></script>']
+    assert re.findall(r'(?:src|href)="((?!data:|#).*?)"', text) == ["page/page.css", "page/page.js"]
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=", text), "the policy refuses them"
+    for path in SCRIPTS:
+        imports = re.findall(r"^(?:import|export) .*from \"(.*)\";$", path.read_text("utf-8"), re.MULTILINE)
+        assert {each.removeprefix("./") for each in imports} <= {each.name for each in SCRIPTS}, path.name
+
+
+def test_the_policy_allows_only_files_of_this_server(hello: Live) -> None:
+    for name in ("/", "/page/page.js", "/page/page.css"):
+        found = hello.get(name).headers["content-security-policy"]
+        policy = dict(part.split(" ", 1) for part in found.split("; "))
+        assert policy.pop("require-trusted-types-for") == "'script'"
+        assert policy.pop("img-src") == "data:"
+        own = {each for each, value in policy.items() if value == "'self'"}
+        assert own == {"script-src", "style-src", "connect-src"}
+        assert {value for each, value in policy.items() if each not in own} == {"'none'"}
+        assert policy.keys() >= {"default-src", "trusted-types", "base-uri", "form-action", "frame-ancestors"}
 
 
 def test_libraries_are_unchanged_and_have_their_licence() -> None:
@@ -63,7 +65,7 @@ def test_no_script_turns_text_into_markup_or_code() -> None:
     assert uses == {"configure", "getLanguage", "highlight", "highlightAuto"}, "the others of the library write markup"
     for path in own:
         text = path.read_text("utf-8")
-        assert text.startswith('"use strict";\n// '), path.name
+        assert text.startswith("// "), path.name
         for wrong in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
             assert wrong not in text, f"{path.name}: {wrong}"
 
@@ -77,8 +79,20 @@ def test_a_page_that_has_not_changed_is_not_sent_again(hello: Live) -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_scripts_parse() -> None:
-    code = """for (const path of process.argv.slice(1))
-      new (require("vm").Script)(require("fs").readFileSync(path, "utf8"), { filename: path })"""
-    command = ["node", "-e", code, *(str(path) for path in SCRIPTS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    for path in SCRIPTS:
+        command, text = ["node", "--input-type=module", "--check"], path.read_text("utf-8")
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (path.name, done.stderr)
+
+
+def test_the_check_of_types_says_in_one_line_that_it_is_skipped(tmp_path: Path) -> None:
+    """Neither node nor npm is on the path."""
+    tool = shutil.which("dirname")
+    assert tool is not None
+    (tmp_path / "dirname").symlink_to(tool)
+    script = Path(__file__).parents[3] / "scripts/page_types"
+    done = subprocess.run(
+        [script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "The types of the page are not checked: node is not installed.\n"
