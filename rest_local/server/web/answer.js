@@ -9,14 +9,14 @@ import { MOST_SHOWN, seen, Sheet, written } from "./markdown.js";
 /** The sources of tokens: their names, and what they are.
     @type {Record<Source, [name: string, why: string]>} */
 export const LEGEND = {
-  own: ["the model", "its own: not drafted"],
-  context: ["context", "this prompt and answer"],
+  own: ["the model", "its own words"],
+  context: ["context", "the text so far"],
   datastore: ["datastore", "an index of code and text"],
   history: ["history", "earlier answers"],
   prediction: ["prediction", "text that you expect"],
   drafter: ["draft model", "a smaller model"],
   grammar: ["grammar", "text that the grammar forces"],
-  edit: ["edited text", "a file or an old text of this conversation, as it is written now"],
+  edit: ["edited text", "an old text that is edited"],
 };
 export const CHAT = "/v1/chat/completions";
 const LONG_PROMPT = 300; // tokens that take long enough to show how far they are read
@@ -57,7 +57,7 @@ export class Answer {
     this.stop = null;
     this.text = make("div", "text");
     this.text.setAttribute("role", "group");
-    this.text.setAttribute("aria-label", "Answer. Arrow keys go from token to token, up and down from step to step");
+    this.text.setAttribute("aria-label", "Answer. The left and right arrow keys go from token to token, up and down from step to step.");
     this.end = make("span", "waiting");
     const cutGiven = given.length > PLAIN_SHOWN ? "… " + given.slice(-PLAIN_SHOWN) : given;
     const cutBehind = follows.length > PLAIN_SHOWN ? follows.slice(0, PLAIN_SHOWN) + " …" : follows;

@@ -11,7 +11,7 @@ import { markOpen, render, show } from "./chat.js";
 
 /** All conversations, the newest first.
     @type {Row[]} */
-export let rows = [];
+let rows = [];
 /** What "Undo" brings back.
     @type {Conversation[]} */
 let removed = [];

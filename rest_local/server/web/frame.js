@@ -1,4 +1,4 @@
-// The frame of the page: tabs, the panels of narrow windows, colours.
+// The frame of the page: tabs, the panels of narrow windows, plain text.
 
 import { $, stored, within } from "./dom.js";
 import { repaint } from "./figures.js";
@@ -109,22 +109,7 @@ document.addEventListener("pointerdown", event => {
   }
 });
 
-// ---- Theme -------------------------------------------------------------------------------------------------------
-
-const THEMES = ["automatic", "light", "dark"];
-let theme = 0;
-
-/** @param {number} number */
-function setTheme(number) {
-  theme = Math.max(0, number) % THEMES.length;
-  const name = document.documentElement.dataset.theme = THEMES[theme];
-  $("theme").textContent = `Colours: ${name}`;
-  repaint();
-}
-$("theme").addEventListener("click", () => {
-  setTheme(theme + 1);
-  stored("localStorage", "rest-local-theme", THEMES[theme]);
-});
+// ---- Plain text --------------------------------------------------------------------------------------------------
 
 /** @param {boolean} plain */
 function setPlain(plain) {
@@ -137,5 +122,4 @@ $("plain").addEventListener("click", () => {
   stored("localStorage", "rest-local-plain", plain ? "yes" : "no");
 });
 
-setTheme(THEMES.indexOf(stored("localStorage", "rest-local-theme") || ""));
 setPlain(stored("localStorage", "rest-local-plain") === "yes");

@@ -8,7 +8,7 @@ import { closePanel, focusText, openPanel, select } from "./frame.js";
 import { connect } from "./server.js";
 import { once } from "./complete.js";
 import { ask, editNewest, focusAnswer, regenerate } from "./chat.js";
-import { followStore, fresh, openConversation, rows } from "./conversations.js";
+import { followStore, fresh, openConversation } from "./conversations.js";
 
 // ---- Settings ----------------------------------------------------------------------------------------------------
 
@@ -65,13 +65,6 @@ $("stop").addEventListener("click", () => state.running?.abort());
 
 // ---- Keyboard ----------------------------------------------------------------------------------------------------
 
-/** Open the next or the previous conversation of the list.
-    @param {number} by */
-function neighbour(by) {
-  const at = rows.findIndex(row => row.id === state.talk.row.id), to = at < 0 ? (by > 0 ? 0 : -1) : at + by;
-  if (rows[to]) openConversation(rows[to].id);
-}
-
 const shortcuts = /** @type {HTMLDialogElement} */ ($("shortcuts"));
 /** The keys with Alt and Shift: the code of each, its name, what it does.
     @type {Record<string, [name: string, what: string, act: () => void]>} */
@@ -81,8 +74,6 @@ const SHORTCUTS = {
     openPanel("list");
     within($("list"), $("conversations").querySelector("[aria-current]") ? "[aria-current]" : "#conversations button, #fresh").focus();
   }],
-  ArrowDown: ["↓", "Open the next older conversation", () => neighbour(1)],
-  ArrowUp: ["↑", "Open the next newer conversation", () => neighbour(-1)],
   KeyM: ["M", "Write a message", () => { select("chat"); $("message").focus() }],
   KeyE: ["E", "Edit the newest message", editNewest],
   KeyR: ["R", "Regenerate the newest answer", regenerate],
