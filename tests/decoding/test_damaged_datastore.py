@@ -40,7 +40,7 @@ def generate(store: Datastore) -> tuple[list[int], int]:
     task.evaluate(PROMPT)
     out: list[int] = []
     while len(out) < len(ANSWER):
-        out += [token for token, _ in task.step(len(ANSWER) - len(out))]
+        out += task.step(len(ANSWER) - len(out)).tokens
     return out, task.statistics.accepted
 
 
