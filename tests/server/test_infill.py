@@ -63,15 +63,16 @@ def test_files_far_from_the_gap_are_dropped_first(engine: Any) -> None:
 
 
 def test_a_model_without_infill_tokens_is_501(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.model.vocabulary, "fim_middle", None)
+    vocabulary = engine.model.vocabulary
+    monkeypatch.setattr(vocabulary, "ids", vocabulary.ids._replace(fim_middle=None))
     with pytest.raises(ApiError, match="no fill-in-the-middle") as caught:
         infill_tokens(engine, "a", "b")
     assert caught.value.status == 501
 
 
 def test_extra_text_comes_first_without_file_markers(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.model.vocabulary, "fim_sep", None)
-    monkeypatch.setattr(engine.model.vocabulary, "fim_rep", None)
+    vocabulary = engine.model.vocabulary
+    monkeypatch.setattr(vocabulary, "ids", vocabulary.ids._replace(fim_sep=None, fim_rep=None))
     text = prompt_text(engine.model.vocabulary, infill_tokens(engine, "a", "b", [("x.py", "x = 1")]))
     assert text.startswith("x = 1\n")
     assert "x.py" not in text
