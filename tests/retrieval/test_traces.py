@@ -296,7 +296,7 @@ def test_an_unfinished_build_is_listed_and_its_directory_stays(base: Path, monke
         assert "\nstore  its build has not ended; `rest-local index remove store`" in said
     with locked(home / "store"), pytest.raises(DatastoreLocked):
         remove(home / "store")
-    assert "what a build left" in run(home, "forget", "store", NAME, monkeypatch=monkeypatch)
+    assert "unfinished build" in run(home, "forget", "store", NAME, monkeypatch=monkeypatch)
     assert list(home.iterdir()) == []
 
 
