@@ -71,8 +71,8 @@ def test_a_session_goes_on_where_it_was_and_evaluates_only_what_is_new(ask: Ask)
 
 def test_a_system_message_says_who_answers(ask: Ask) -> None:
     system = "You are a pirate. Answer every question with Arrr."
-    answers = [ask("Who are you?", "--system", system, "--seed", seed, "-n", "24")["text"] for seed in ("3", "4", "5")]
-    assert any(word in answer.lower() for answer in answers for word in ("arr", "pirate", "captain")), answers
+    answers = (ask("Who are you?", "--system", system, "--seed", seed, "-n", "24")["text"] for seed in ("3", "4", "5"))
+    assert any(word in answer.lower() for answer in answers for word in ("arr", "pirate", "captain"))
 
 
 def test_an_answer_ends_before_a_stop_text(ask: Ask) -> None:
