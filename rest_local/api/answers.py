@@ -1,4 +1,4 @@
-"""What the answers of all protocols share. Knows no HTTP.
+"""Build answers, in the parts that all protocols share. This module knows no HTTP.
 
 The engine generates pieces. `Choice` turns them into one stream of `Part`s: text, deltas of a chat (content, reasoning,
 calls), log-probabilities, progress. A protocol subclasses `Answer` and defines how a part becomes events and what the
@@ -107,7 +107,7 @@ def new_id(prefix: str) -> str:
 
 @dataclass
 class Part:
-    """What one event adds to an answer. In a chat, `deltas` split its text into content, reasoning and calls."""
+    """An addition to an answer by one event. In a chat, `deltas` split its text into content, reasoning and calls."""
 
     text: str = ""
     deltas: list[Delta] = field(default_factory=list)

@@ -28,7 +28,7 @@ from rest_local.planning.policy import Policy, StepContext, StepCost
 
 SHORTEST_ANSWER = 3
 LOOKUP_MS = 0.15  # the policy's time of each lookup; measured times would make a replay unrepeatable
-FIRST_TOKENS = 160  # so many tokens of an answer show the cost of its start
+FIRST_TOKENS = 160  # The cost of an answer's start shows in its first tokens.
 LEAVES = 64  # more than the sequence ids of one context allow, so that they are no limit
 FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # a curve on which drafts cost nothing
 

@@ -181,7 +181,7 @@ _GIVEN = _covariance(GIVEN)
 
 CERTAIN = 0.15  # nothing is measured further up to this standard deviation of log t(n)/t(1), or spread of rounds
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
-FEWEST = 3  # so many batches can show another speed of the machine; fewer may be spikes
+FEWEST = 3  # Fewer slow batches may be spikes; these show another speed of the machine.
 
 # (milliseconds of the steps since the last call, their number) -> True if other processes took CPU time
 BusyNow = Callable[[float, int], bool]

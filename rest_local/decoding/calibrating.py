@@ -1,4 +1,4 @@
-"""What is measured while an engine is used: prices of batches that are uncertain, and whether other programs run."""
+"""Measure while an engine is used: the time of batches whose price is uncertain, and whether other programs run."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from rest_local.paths import cache_dir
 log = logging.getLogger("rest_local.engine")
 
 
+# The settings of the context that cells on disk are from.
 Made = Mapping[str, str]
-"""What cells on disk say of the context that they are from."""
 
 
 def open_sessions(made: Made, limit: int, part: int, shares: bool) -> tuple[Sessions | None, str]:

@@ -49,7 +49,7 @@ NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
 class SlotSources:
-    """What requests draft from in each slot: the index of a text is kept with its slot. `failed`: stores that broke."""
+    """The sources of each slot, which keep the index of its text. `failed` lists the stores that broke."""
 
     def __init__(self, model: Model, failed: list[Searchable]) -> None:
         self.failed = failed

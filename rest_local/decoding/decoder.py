@@ -1,4 +1,4 @@
-"""What an engine decodes with: its contexts, and what they draft from. `Service`, `Batch` and streams drive it.
+"""Own the contexts of an engine and the texts that they draft from. `Service`, `Batch` and streams drive it.
 
 Contract: `prepare` and `abort` may be called from any thread, all else from the one that steps. Requests share one
 context. The first exact request of an engine that is not exact opens a second one, of one slot: cells of other requests

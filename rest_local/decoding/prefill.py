@@ -1,4 +1,4 @@
-"""What a pass has of prompts: chunked prefill.
+"""Cut prompts into the parts of passes: chunked prefill.
 
 Contract:
 

@@ -106,7 +106,7 @@ class Chooser(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What the model says to a tree.
+    """The verdict of the model on a tree.
 
     path            accepted nodes from the root down
     tokens          theirs and then the model's own, len(path) + 1

@@ -1,4 +1,4 @@
-"""What a conversation shows and an answer writes, as lines of the files they come from.
+"""Read a conversation and an answer as lines of the files that they show and write.
 
 Bytes go in, piece by piece; lines come out, and the places of a line. A line is the file's own: a number before it
 (`    12→`, `12 | `, `12:` ..., if the lines around it are numbered on) is taken away, and text inside JSON strings is
@@ -243,7 +243,7 @@ class Reading:
 
 
 class Writing:
-    """What an answer writes: its newest line as it stands, and inside a JSON string decoded."""
+    """The newest line of an answer: as it stands, and decoded if it is inside a JSON string."""
 
     def __init__(self) -> None:
         self.raw, self.string = Reading(), Reading()

@@ -1,4 +1,4 @@
-"""Where accepted draft tokens come from, for display."""
+"""Say where accepted draft tokens come from, for display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sources say: stored text, earlier answers, the prediction, the request's own text, and what it edits.
+"""Ask the sources: stored text, earlier answers, the prediction, the request's own text, and what it edits.
 
 `Sources` searches all of them for the end of one sequence. It returns `SourceRows`: continuations with the length of
 their context match, longest first. `SourceRows.candidates` then gives the distinct next tokens at a node of the draft,
@@ -274,7 +274,7 @@ class Searchable(Protocol):
 
 
 class _Assumed(NamedTuple):
-    """What a sequence becomes if these tokens are added next."""
+    """The state of a sequence if these tokens are added next."""
 
     tokens: list[int]
     prediction: Prediction | None

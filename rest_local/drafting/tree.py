@@ -1,4 +1,4 @@
-"""What the tree is: drafted tokens below the root, and how they grow from the proposals of all sources.
+"""Grow the tree: drafted tokens below the root, and how they grow from the proposals of all sources.
 
 `DraftTree` is pure data. Nodes are added parent first (`parent[i] < i`, -1 is the root). `layout` orders them depth
 first and the likeliest branch first, so that accepted tokens usually are in neighbouring KV cells (DESIGN.md, section

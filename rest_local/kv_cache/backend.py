@@ -1,4 +1,4 @@
-"""What decoding needs of llama.cpp. Tests put a fake here."""
+"""The protocol that decoding needs of llama.cpp. Tests put a fake here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_CHAIN = 63  # Drafted tokens and the root are a batch of 64, the largest
 
 @dataclass(frozen=True)
 class Capability:
-    """What drafts a model can verify: `tree`, `chain` of at most `longest` nodes, or `none`, and why."""
+    """The drafts that a model can verify: `tree`, `chain` of at most `longest` nodes, or `none`, and why."""
 
     kind: Literal["tree", "chain", "none"]
     reason: str

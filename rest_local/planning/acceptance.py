@@ -1,4 +1,4 @@
-"""What is likely: the acceptance rate of drafted tokens, learned online by evidence cell and corrected by the tokens.
+"""Estimate what is likely: the acceptance rate of drafted tokens, learned by evidence cell and corrected by token.
 
 - `Acceptance` maps a cell (`rest_local.drafting.sources`) to a probability. The raw share of rows that agree is
   over-confident for a context that was seen once: 3% of such drafts were accepted (docs/DESIGN.md section 5). So hits

@@ -68,7 +68,7 @@ class Prepared:
 
 
 class Shared:
-    """What the requests of an engine learn together: prices, acceptance, and what lookups and drafts save."""
+    """The knowledge that the requests of an engine share: prices, acceptance, and what lookups and drafts save."""
 
     def __init__(self, curve: CostCurve, drafter: Drafter | None) -> None:
         self.curve = curve

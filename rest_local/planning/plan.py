@@ -1,4 +1,4 @@
-"""What is worth its price: whether a step looks up, and how many nodes it submits.
+"""Decide what is worth its price: whether a step looks up, and how many nodes it submits.
 
 - `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
 - `Budget` bounds what a request may lose to drafts that fail, in milliseconds. It begins with a share of what drafts
@@ -179,7 +179,7 @@ def in_words(plain_ms: float) -> str:
 
 
 class Savings:
-    """What drafts save for a request on average, in milliseconds, over some sixteen requests of an engine."""
+    """The time that drafts save for a request on average, in milliseconds, over some sixteen requests of an engine."""
 
     def __init__(self) -> None:
         self._requests = self._total = 0.0

@@ -42,7 +42,7 @@ NO_CHECKPOINT = Checkpoint(LARGEST)
 
 
 class StepContext(NamedTuple):
-    """What a policy knows before a step.
+    """The facts that a policy has before a step.
 
     - `n_ctx`: tokens in the KV cache, which attention reads.
     - `limit`: most nodes that can be submitted, 0 if the model cannot verify any; `leaves`: most branches, 1 if only
@@ -69,7 +69,7 @@ class StepContext(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """What one step did for one request, and how long it took, in milliseconds.
+    """The record of one step for one request, and how long it took, in milliseconds.
 
     - `lookup_ms`: the lookup and, if nothing was submitted, all drafting; None without a lookup.
     - `driver_ms`: the rest of the driver's time, without the decode.

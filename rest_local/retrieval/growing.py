@@ -42,7 +42,7 @@ MAX_LONGER = 64
 
 _FEW = 64  # fewer tokens are added one by one: after a forward pass numpy took 25 us for two tokens, a loop takes 3 us
 _MANY = 8  # numpy compares up to so many times `limit` places without narrowing them first
-_PROMISING = 4  # so many agreeing tokens make one comparison of the whole context worth trying
+_PROMISING = 4  # With this many agreeing tokens, one comparison of the whole context is worth trying.
 
 _END = -1  # the end of a document, or no text yet
 _NO_TOKEN = -2  # differs from every entry of the buffer

@@ -1,4 +1,4 @@
-"""What all formats of tool calls share. `json_formats` and `text_formats` have the formats.
+"""Define the base of all formats of tool calls. `json_formats` and `text_formats` have the formats.
 
 `json_call` reads calls that are written as JSON objects, `{"name": ..., "arguments": {...}}`. Most formats put them in
 their markers.
