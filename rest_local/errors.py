@@ -150,11 +150,10 @@ class InstallationIncomplete(RestLocalError):
 
 
 class LibraryUnfit(InstallationIncomplete):
-    """llama-cpp-python cannot be loaded (`lacks` is empty), or lacks the names in `lacks`."""
+    """llama-cpp-python cannot be loaded, or lacks something that is used."""
 
-    def __init__(self, cause: str, lacks: Sequence[str] = ()) -> None:
+    def __init__(self, cause: str) -> None:
         super().__init__([cause])
-        self.lacks = lacks
 
 
 class ClusterFailed(RestLocalError):

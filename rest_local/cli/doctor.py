@@ -42,15 +42,14 @@ def installation() -> dict[str, Any]:
     """Return the state of the installation, JSON-ready. Loads llama.cpp.
 
     `missing` describes each required library that is missing or does not fit. `llama_cpp` is why that library cannot be
-    used, or None, and `lacks` lists the names it lacks. `extras` has, by name, `for`, `missing`, and `install`, the
-    command that adds them. `note` says why no versions were compared, or is None.
+    used, or None. `extras` has, by name, `for`, `missing`, and `install`, the command that adds them. `note` says why
+    no versions were compared, or is None.
     """
     from importlib import metadata
 
     required: list[str] = []
     extras: dict[str, dict[str, Any]] = {}
     note = unfit = None
-    lacks: list[str] = []
     try:
         from packaging.requirements import Requirement
 
@@ -70,8 +69,8 @@ def installation() -> dict[str, Any]:
     try:
         import rest_local.llama.loaded  # noqa: F401
     except LibraryUnfit as error:
-        unfit, lacks = error.problems[0], list(error.lacks)
-    return {"missing": required, "llama_cpp": unfit, "lacks": lacks, "extras": extras, "note": note}
+        unfit = error.problems[0]
+    return {"missing": required, "llama_cpp": unfit, "extras": extras, "note": note}
 
 
 def faults(state: Mapping[str, Any]) -> list[str]:
@@ -171,8 +170,6 @@ def _of_installation(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("versions", facts["versions"])
     state = facts["installation"]
     rows = {"required": state["note"] or "; ".join(faults(state)) or THERE}
-    if state["lacks"]:
-        rows["lacking"] = ", ".join(state["lacks"])
     for name, extra in state["extras"].items():
         missing = ", ".join(extra["missing"])
         rows[name] = f"{missing}: {extra['install']} ({extra['for']})" if missing else THERE

@@ -33,7 +33,7 @@ from rest_local import stop
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library, row_wise
 from rest_local.llama.cores import default_threads
-from rest_local.llama.loaded import bindings, llama_cpp
+from rest_local.llama.loaded import bindings, llama_cpp, set_fields
 from rest_local.llama.memory import Memory
 from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS, Rope
 from rest_local.stop import Closing
@@ -279,9 +279,9 @@ class Context(Memory, Closing):
         self.settings = settings
         params = _parameters(settings)
         if mtp:
-            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+            set_fields(params, ctx_type=llama_cpp.LLAMA_CONTEXT_TYPE_MTP)
         if other is not None:
-            params.ctx_other = other.pointer
+            set_fields(params, ctx_other=other.pointer)
         collected: AbstractContextManager[list[int]] = (
             row_wise.collected_backends() if _has_two_ways(model, settings) else nullcontext([])
         )
@@ -405,24 +405,34 @@ _logits_at = ctypes.cast(llama_cpp.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_s
 def _parameters(settings: ContextSettings) -> Any:
     """Return llama_context_params."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = settings.n_cells or settings.n_ctx
-    params.n_batch = min(settings.n_batch, settings.n_ctx)
-    params.n_ubatch = min(settings.n_ubatch or params.n_batch, params.n_batch)
-    params.n_seq_max = settings.n_slots * settings.n_branches
-    params.n_rs_seq = settings.n_rs_seq
-    params.n_outputs_max = max(min(MAX_OUTPUTS, params.n_batch), params.n_seq_max)  # fewer than n_seq_max aborts
-    params.n_threads = settings.threads or default_threads()
-    params.n_threads_batch = settings.threads_batch or params.n_threads
-    params.flash_attn_type = int(settings.flash_attention)
-    params.type_k, params.type_v = CACHE_TYPES[settings.cache_type_k], CACHE_TYPES[settings.cache_type_v]
-    params.offload_kqv = settings.offload_kqv
-    params.kv_unified = True
-    params.swa_full = True  # A rejected draft near the edge of a sliding window can then be rolled back.
+    n_batch = min(settings.n_batch, settings.n_ctx)
+    n_sequences = settings.n_slots * settings.n_branches
+    threads = settings.threads or default_threads()
     rope = settings.rope
+    set_fields(
+        params,
+        n_ctx=settings.n_cells or settings.n_ctx,
+        n_batch=n_batch,
+        n_ubatch=min(settings.n_ubatch or n_batch, n_batch),
+        n_seq_max=n_sequences,
+        n_rs_seq=settings.n_rs_seq,
+        n_outputs_max=max(min(MAX_OUTPUTS, n_batch), n_sequences),  # With fewer outputs than sequences it aborts.
+        n_threads=threads,
+        n_threads_batch=settings.threads_batch or threads,
+        flash_attn_type=int(settings.flash_attention),
+        type_k=CACHE_TYPES[settings.cache_type_k],
+        type_v=CACHE_TYPES[settings.cache_type_v],
+        offload_kqv=settings.offload_kqv,
+        kv_unified=True,
+        swa_full=True,  # A rejected draft near the edge of a sliding window can then be rolled back.
+        rope_freq_base=rope.freq_base,
+        rope_freq_scale=rope.freq_scale,
+        yarn_orig_ctx=rope.yarn_orig_ctx,
+        yarn_ext_factor=rope.yarn_ext_factor,
+        yarn_attn_factor=rope.yarn_attn_factor,
+        yarn_beta_slow=rope.yarn_beta_slow,
+        yarn_beta_fast=rope.yarn_beta_fast,
+    )
     if rope.scaling is not None:
-        params.rope_scaling_type = ROPE_SCALINGS.index(rope.scaling)
-    params.rope_freq_base, params.rope_freq_scale = rope.freq_base, rope.freq_scale
-    params.yarn_orig_ctx = rope.yarn_orig_ctx
-    for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"):
-        setattr(params, name, getattr(rope, name))
+        set_fields(params, rope_scaling_type=ROPE_SCALINGS.index(rope.scaling))
     return params

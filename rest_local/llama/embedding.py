@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, PromptEmpty, PromptTooLong
 from rest_local.llama.cores import default_threads, release_team
-from rest_local.llama.loaded import bindings, llama_cpp
+from rest_local.llama.loaded import bindings, llama_cpp, set_fields
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -51,9 +51,8 @@ class Pooled:
         self.n_ctx, self.size = longest_text(model), size
         params = llama_cpp.llama_context_default_params()
         # Most of these models have bidirectional attention, so a text has to be one batch.
-        params.n_ctx = params.n_batch = params.n_ubatch = self.n_ctx
-        params.n_threads = params.n_threads_batch = default_threads()
-        params.embeddings = True
+        set_fields(params, n_ctx=self.n_ctx, n_batch=self.n_ctx, n_ubatch=self.n_ctx, embeddings=True)
+        set_fields(params, n_threads=default_threads(), n_threads_batch=default_threads())
         self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self._pointer:
             raise ModelError(f"model {model.path}: no context for embeddings of {self.n_ctx} tokens; memory is short")

@@ -27,7 +27,7 @@ from rest_local import paths, sandbox
 from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama import library
 from rest_local.llama.gguf import Files, check_header, identity_of
-from rest_local.llama.loaded import bindings, llama_cpp
+from rest_local.llama.loaded import bindings, llama_cpp, set_fields
 from rest_local.llama.options import SPLIT_MODES, Adapter, ModelOptions, Override
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as in llama.cpp's --cpu-moe
@@ -54,24 +54,26 @@ class LoadParameters:
     def of(cls, options: ModelOptions, n_gpu_layers: int, *, vocab_only: bool, on_cpu: bool = False) -> LoadParameters:
         """Convert the options. A trial load is `on_cpu`: mapped, not repacked, every tensor in main memory."""
         struct = llama_cpp.llama_model_default_params()
-        struct.vocab_only = vocab_only
-        struct.n_gpu_layers = 0 if on_cpu else n_gpu_layers
-        struct.load_mode = _load_mode(on_cpu or options.mmap, options.mlock and not on_cpu)
-        struct.use_extra_bufts = options.repack and not on_cpu  # repacking reads all weights
-        struct.check_tensors = options.check_tensors and not on_cpu
+        set_fields(
+            struct,
+            vocab_only=vocab_only,
+            n_gpu_layers=0 if on_cpu else n_gpu_layers,
+            load_mode=_load_mode(on_cpu or options.mmap, options.mlock and not on_cpu),
+            use_extra_bufts=options.repack and not on_cpu,  # repacking reads all weights
+            check_tensors=options.check_tensors and not on_cpu,
+        )
         made = cls(struct)
         if options.override_kv:
-            struct.kv_overrides = made._keep(_overrides(options.override_kv))
+            set_fields(struct, kv_overrides=made._keep(_overrides(options.override_kv)))
         placed = _placements(options)
         if placed:
-            struct.tensor_buft_overrides = ctypes.addressof(made._keep(_placed(placed, on_cpu)))
+            set_fields(struct, tensor_buft_overrides=ctypes.addressof(made._keep(_placed(placed, on_cpu))))
         if not on_cpu:
-            struct.split_mode = SPLIT_MODES.index(options.split_mode)
-            struct.main_gpu = options.main_gpu
+            set_fields(struct, split_mode=SPLIT_MODES.index(options.split_mode), main_gpu=options.main_gpu)
             if options.devices:
-                struct.devices = ctypes.addressof(made._keep(_devices(options.devices)))
+                set_fields(struct, devices=ctypes.addressof(made._keep(_devices(options.devices))))
             if options.tensor_split:
-                struct.tensor_split = made._keep(_shares(options.tensor_split))
+                set_fields(struct, tensor_split=made._keep(_shares(options.tensor_split)))
         return made
 
     def _keep(self, array: Any) -> Any:
@@ -263,7 +265,7 @@ def load_error(path: str, vocab_only: bool, options: ModelOptions | None = None)
         if vocab_only:
             return None
         context_parameters = llama_cpp.llama_context_default_params()
-        context_parameters.n_ctx = context_parameters.n_batch = context_parameters.n_ubatch = 64
+        set_fields(context_parameters, n_ctx=64, n_batch=64, n_ubatch=64)
         context = llama_cpp.llama_init_from_model(model, context_parameters)
         if not context:
             return one_line(errors)

@@ -15,7 +15,7 @@ from pathlib import Path
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library
 from rest_local.llama.gguf import check_headers, identity_of, vocabulary_file
-from rest_local.llama.loaded import bindings, llama_cpp
+from rest_local.llama.loaded import bindings, llama_cpp, set_fields
 from rest_local.llama.loading import Adapters, LoadParameters, ensure_loadable, one_line
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.vocabulary import Vocabulary
@@ -112,7 +112,7 @@ class Model(Closing):
         if n_gpu_layers is None:
             n_gpu_layers = _ALL_LAYERS if library.supports_gpu() else 0
         parameters = LoadParameters.of(options, n_gpu_layers, vocab_only=vocab_only)
-        parameters.struct.load_mtp = mtp
+        set_fields(parameters.struct, load_mtp=mtp)
         ensure_loadable(files, vocab_only or is_head, options)
         with library.log_lines.collected_errors() as errors:
             pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)

@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 
 from rest_local import sandbox, stop
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
-from rest_local.llama import library, needed
+from rest_local.llama import library
 from rest_local.llama.cores import release_team
 from rest_local.llama.gguf import check_header, identity_of, read_gguf
-from rest_local.llama.loaded import llama_cpp
+from rest_local.llama.loaded import llama_cpp, set_fields
 from rest_local.llama.loading import cause_of, one_line
 from rest_local.llama.model import Model
 from rest_local.llama.picture import Pixels, pixels_of
@@ -322,8 +322,6 @@ def _mtmd() -> Any:
         from llama_cpp import mtmd_cpp
     except (ImportError, OSError, FileNotFoundError, RuntimeError) as error:
         raise ProjectorInvalid("", f"this llama-cpp-python has no libmtmd ({error})", "install one with it") from None
-    if lacks := needed.lacking_for_images(mtmd_cpp):
-        raise ProjectorInvalid("", f"this llama-cpp-python lacks {needed.few(lacks)}", "install one that has it")
     if not _forwarded:
         _forwarded.append(True)
         mtmd_cpp.mtmd_helper_log_set(library._log_callback, None)
@@ -338,9 +336,8 @@ def _load(path: Path, model: int | None, threads: int, gpu: bool, warmup: bool =
 
     mtmd = _mtmd()
     parameters = mtmd.mtmd_context_params_default()
-    parameters.use_gpu, parameters.print_timings, parameters.warmup = gpu, False, warmup
-    parameters.n_threads = threads or default_threads()
-    parameters.media_marker = _MARKER
+    set_fields(parameters, use_gpu=gpu, print_timings=False, warmup=warmup, media_marker=_MARKER)
+    set_fields(parameters, n_threads=threads or default_threads())
     pointer: int | None = mtmd.mtmd_init_from_file(os.fsencode(path), model, parameters)
     return pointer
 
