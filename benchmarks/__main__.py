@@ -5,7 +5,7 @@
     python -m benchmarks NAME [OPTION]...
     python -m benchmarks figures        # `make bench`: what the README and docs/LOG.md quote, half an hour on 2 cores
 
-Each prints a table and ends in one line of JSON. Nothing else should run on the machine. `rest-local bench` and
+Each prints a table and ends in one line of JSON. Nothing else should run on the machine. `rest-local demo` and
 `rest-local tune` measure for users.
 """
 

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from benchmarks.many import _texts
 from benchmarks.published import SETS
+from benchmarks.recorded import Recorded, load
+from benchmarks.wall import Recording
 from rest_local.batch.jobs import COMPLETION, Job, in_order
 from rest_local.batch.worker import MOST_SLOTS, Worker, fitted
-from rest_local.bench.wall import Recording
-from rest_local.bench.workload import Recorded, load
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.batch import PATIENT_MS, WIDTHS, best_width

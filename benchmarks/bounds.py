@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.replay import FIRST_TOKENS, MakePolicy, Predictable, begin, compare_curves, counted
-from rest_local.bench.workload import Recorded, Workload
+from benchmarks.recorded import Recorded, Workload
+from benchmarks.replay import FIRST_TOKENS, MakePolicy, Predictable, begin, compare_curves, counted
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.sources import LENGTHS, SOURCE_NUMBER, SourceRows
 

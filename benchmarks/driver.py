@@ -37,10 +37,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import Device
-from benchmarks.library import held_out_modules
+from benchmarks.library import held_out_modules, standard_library
 from benchmarks.synthetic import Shape, synthetic
-from rest_local.bench.demo import standard_library
-from rest_local.bench.wall import evaluate_prompt, step
+from benchmarks.wall import evaluate_prompt, step
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.core import RequestState, StepResult
 from rest_local.decoding.forward import Forward

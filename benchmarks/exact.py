@@ -14,8 +14,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.library import held_out_modules
-from rest_local.bench.demo import standard_library
+from benchmarks.library import held_out_modules, standard_library
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.stream import Result
 

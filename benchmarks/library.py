@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
+
+
+def standard_library() -> Path:
+    """Return the folder of the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def held_out_modules() -> tuple[str, ...]:

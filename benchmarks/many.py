@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.library import begin_of, held_out_modules
-from rest_local.bench.demo import standard_library
+from benchmarks.library import begin_of, held_out_modules, standard_library
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service

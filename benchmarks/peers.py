@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.replay import replay
-from rest_local.bench.workload import Workload
+from benchmarks.recorded import Workload
+from benchmarks.replay import replay
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows

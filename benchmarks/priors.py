@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.recorded import Recorded, load, load_edits
+from benchmarks.replay import FREE, replay
 from benchmarks.transcripts import FORMATS, changes_of, renames_of, transcripts
-from rest_local.bench.replay import FREE, replay
-from rest_local.bench.workload import Recorded, load, load_edits
 from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.sources import (
     CELLS_PER_SOURCE,

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bounds import compare_with_bounds
+from benchmarks.library import standard_library
 from benchmarks.peers import compare_peers
-from rest_local.bench.demo import standard_library
-from rest_local.bench.workload import open_workload
+from benchmarks.recorded import open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.drafting.tree import Draft

@@ -22,8 +22,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from benchmarks.library import functions_in
-from rest_local.bench.demo import standard_library
+from benchmarks.library import functions_in, standard_library
 
 QUESTIONS, ANSWERS = "mt_bench_questions.jsonl", "mt_bench_answers_vicuna-7b-v1.5.jsonl"
 SHORTEST, LONGEST = 700, 1000  # Characters of a text to repeat. 200 tokens are about 700.

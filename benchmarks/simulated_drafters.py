@@ -42,10 +42,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.library import standard_library
 from benchmarks.published import EDITS, HISTORY, SETS
-from rest_local.bench.demo import standard_library
-from rest_local.bench.replay import Tally, counted, replay
-from rest_local.bench.workload import Recorded, Workload, open_workload
+from benchmarks.recorded import Recorded, Workload, open_workload
+from benchmarks.replay import Tally, counted, replay
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.drafting.models.drafter import CONFIDENT, Drafter, DraftText, Likely, Query, share_time

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rest_local.bench.workload import Recorded, edits_of
+from benchmarks.recorded import Recorded, edits_of
 from rest_local.chat.tools.format import write_calls
 from rest_local.llama.vocabulary import Vocabulary
 

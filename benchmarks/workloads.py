@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.library import begin_of, functions_in, held_out_modules, well_known_modules
-from rest_local.bench.demo import standard_library
+from benchmarks.library import begin_of, functions_in, held_out_modules, standard_library, well_known_modules
 
 KINDS = ("unseen", "edit", "copy", "stored")
 

@@ -33,7 +33,7 @@ MODELS = (("0.5B", "Q8_0"), ("1.5B", "Q4_K"), ("7B", "Q4_K"), ("30B-A3B", "Q4_K"
 CONTEXT = 8192  # `tune` measures at three context lengths that fit.
 DEMO = ROOT / "models" / "demo.gguf"
 QUICK_EXACT = ("--prompts", "4", "--tokens", "50")
-# By workload: the file of recorded answers, their vocabulary, and further options of `bench replay`.
+# By workload: the file of recorded answers, their vocabulary, and further options of `benchmarks wall`.
 RECORDED = {
     "MT-Bench": ("mt_bench_answers_vicuna-7b-v1.5.jsonl", "ggml-vocab-llama-spm.gguf", ()),
     "chat": ("alpaca_eval_outputs_llama-3-8b-instruct.jsonl", "ggml-vocab-llama-bpe.gguf", ("--history", "150:")),
@@ -118,7 +118,7 @@ def build() -> dict[str, Any]:
 
 
 def workloads(check: Check, data: Path | None, limit: int) -> dict[str, list[str]]:
-    """Return the arguments of `bench replay` by workload, and note those whose files are missing."""
+    """Return the arguments of `benchmarks wall` by workload, and note those whose files are missing."""
     found, left_out = {}, check.result.setdefault("left_out", {})
     for name, (file, vocabulary, more) in RECORDED.items():
         if data is None or not (data / file).is_file() or not (data / vocabulary).is_file():
@@ -142,8 +142,7 @@ def measure_model(check: Check, name: str, path: Path, replays: dict[str, list[s
     length = ("-c", str(CONTEXT)) if path != DEMO else ()
     check.measure(["models", name, "tune"], "rest_local", "tune", "-m", str(path), *length, *check.layers)
     for workload, arguments in replays.items():
-        command = ("rest_local", "bench", "replay", *arguments, "-m", str(path))
-        check.measure(["models", name, workload], *command)
+        check.measure(["models", name, workload], "benchmarks", "wall", *arguments, "-m", str(path))
 
 
 def synthetic(check: Check, shape: str, quant: str, path: Path, data: Path | None) -> dict[str, Any]:

@@ -25,8 +25,7 @@ HEAD = f"""# Command line
 Written by `make docs` from the commands themselves; a test compares. Where a command has many options, `--help` shows
 those that people use most, and `--help-all` all of them. Each option can be set in the environment (`--top-k` is
 `{ENVIRONMENT}_TOP_K`) and in the [configuration file](howto/configure.md) (`top-k`); what is given on the command line
-wins. This does not hold for options that delete without asking, and for `--model` and `--history` of `bench replay`,
-which mean something else. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
+wins. This does not hold for options that delete without asking. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
 
 | exit code | |
 |---|---|

@@ -43,7 +43,7 @@ def test_its_commands_exist(script: ModuleType, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(script, "run_json", run_json)
     assert script.main(["--cpu", "--quick", "-o", str(tmp_path / "result.json"), "--work", str(tmp_path)]) == 0
-    assert {"tune", "replay", "doctor", "exact"} <= {*asked}
+    assert {"tune", "wall", "doctor", "exact"} <= {*asked}
 
 
 def test_a_part_that_fails_is_reported_and_the_others_run(

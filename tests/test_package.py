@@ -37,13 +37,12 @@ BELOW: dict[str, set[str]] = {
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "editing": {"decoding"},
-    "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "api": {"decoding", "llama", "chat", "grammar"},
     "server": {"api", "decoding", "kv_cache", "retrieval", "llama", "chat"},
     "batch": {"api", "decoding", "catalog", "llama"},
     "router": {"batch", "server", "api", "catalog", "decoding", "llama"},
     "cli": {
-        "router", "editing", "batch", "server", "api", "bench", "decoding", "calibration", "kv_cache", "planning",
+        "router", "editing", "batch", "server", "api", "decoding", "calibration", "kv_cache", "planning",
         "drafting", "retrieval", "llama", "chat", "grammar", "catalog",
     },
 }  # fmt: skip
@@ -104,7 +103,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_subcommands_are_among_the_commands() -> None:
-    assert {("generate",), ("index",), ("index", "build"), ("history", "forget"), ("bench", "replay")} < {*COMMANDS}
+    assert {("generate",), ("index",), ("index", "build"), ("history", "forget")} < {*COMMANDS}
 
 
 HELP = """

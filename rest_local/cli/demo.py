@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from rest_local.bench.demo import Comparison, Prompt
+    from rest_local.cli.comparing import Comparison, Prompt
     from rest_local.decoding.engine import Engine, Piece
 
 COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
@@ -176,7 +176,7 @@ def demo(
     """
     from rich.console import Console
 
-    from rest_local.bench.demo import CONTEXT, compare, prompts
+    from rest_local.cli.comparing import CONTEXT, compare, prompts
 
     def tell(line: str) -> None:
         click.echo(fitted(line, sys.stdout))

@@ -24,7 +24,7 @@ from rest_local.errors import RestLocalError, in_options
 
 COMMANDS = (
     "generate", "chat", "edit", "batch", "serve", "models", "pull", "rm", "index", "history", "demo", "doctor", "tune",
-    "bench", "config", "completion",
+    "config", "completion",
 )  # fmt: skip
 ALSO = {  # People who know other programs try these names.
     "run": "chat", "ask": "chat", "complete": "generate", "ls": "models", "list": "models", "download": "pull",

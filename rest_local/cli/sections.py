@@ -92,8 +92,8 @@ class Context(click.Context):
 class Option(click.Option):
     """An option that is listed under `section`, and if it is `rare` not in `--help`.
 
-    `key` is its name in the configuration, or None for an option that deletes, or that means something else in another
-    command. `also` has the names that help does not list.
+    `key` is its name in the configuration, or None for an option that deletes. `also` has the names that help does not
+    list.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> C
 
 
 _TYPES = {"FILE": click.Path(path_type=Path), "N": click.IntRange(min=1)}
-_COMPLETIONS = {"MODEL": completion.models, "GGUF": completion.models, "DATASTORE": completion.datastores}
+_COMPLETIONS = {"MODEL": completion.models, "DATASTORE": completion.datastores}
 rare_option = in_section(OPTIONS, rare=True)
 
 

@@ -10,8 +10,8 @@ from support.examples import few
 
 from benchmarks.bounds import OracleMatch, fair, oracle, reaches
 from benchmarks.priors import Threshold
-from rest_local.bench.replay import replay
-from rest_local.bench.workload import Recorded
+from benchmarks.recorded import Recorded
+from benchmarks.replay import replay
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.auto import Auto

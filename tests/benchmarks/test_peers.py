@@ -10,8 +10,8 @@ import pytest
 from benchmarks.ngram_peers import NgramMapK
 from benchmarks.peer_counts import RULES, compare
 from benchmarks.peers import NgramMod, NgramSimple, Peer, PromptLookup
-from rest_local.bench.replay import FREE, replay
-from rest_local.bench.workload import Recorded, load
+from benchmarks.recorded import Recorded, load
+from benchmarks.replay import FREE, replay
 from rest_local.llama.model import Model
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks.recorded import Recorded
+from benchmarks.replay import replay
 from benchmarks.simulated_drafters import Chains, SimulatedDrafter, Unmatched, draws
-from rest_local.bench.replay import replay
-from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.models.drafter import Query
 from rest_local.drafting.sources import Lookup, Sources

@@ -8,8 +8,8 @@ import pytest
 from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
 from rich.console import Console
 
-from rest_local.bench.demo import QUESTION, Prompt
 from rest_local.catalog.stores import default_model
+from rest_local.cli.comparing import QUESTION, Prompt
 from rest_local.cli.demo import Screen
 from rest_local.errors import ModelNotFound
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.library import held_out_modules, well_known_modules
+from benchmarks.library import held_out_modules, standard_library, well_known_modules
 from models.mimo2 import convert
-from rest_local.bench.demo import standard_library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 

@@ -8,8 +8,7 @@ from types import ModuleType
 import pytest
 from support.spelling import text_of
 
-from benchmarks.library import held_out_modules, well_known_modules
-from rest_local.bench.demo import standard_library
+from benchmarks.library import held_out_modules, standard_library, well_known_modules
 from rest_local.chat.renderer import render
 from rest_local.llama.model import Model
 

@@ -7,7 +7,7 @@ import numpy as np
 from support.fake_backend import END, Draws, FakeBackend, Greedy, cells_of, plain
 from support.prices import FLAT
 
-from rest_local.bench.wall import evaluate_prompt, step_alone
+from benchmarks.wall import evaluate_prompt, step_alone
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.core import Request, RequestState, Slot
 from rest_local.decoding.forward import Forward

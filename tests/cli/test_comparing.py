@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rest_local.bench import demo
-from rest_local.bench.demo import Prompt
+from rest_local.cli import comparing
+from rest_local.cli.comparing import Prompt
 from rest_local.decoding.results import DraftStatistics
 
 PROMPT = Prompt("a title", "text", chat=False)
@@ -37,9 +37,9 @@ class Stream:
         return iter(["piece"])
 
 
-def measure(answer: Any, repeats: int = 3, **more: Any) -> tuple[ScriptedEngine, demo.Comparison]:
+def measure(answer: Any, repeats: int = 3, **more: Any) -> tuple[ScriptedEngine, comparing.Comparison]:
     engine: Any = ScriptedEngine(answer)
-    return engine, demo.compare(engine, PROMPT, max_tokens=30, repeats=repeats, **more)
+    return engine, comparing.compare(engine, PROMPT, max_tokens=30, repeats=repeats, **more)
 
 
 def test_runs_are_interleaved_and_speedup_is_the_median_of_pairs() -> None:
@@ -63,13 +63,13 @@ def test_the_tokens_that_both_sides_have_in_common_are_counted() -> None:
 def test_an_edit_is_begun_up_to_the_new_name_without_the_newline(tmp_path: Path, chat: bool) -> None:
     code = tmp_path / "a.go"
     code.write_text("import x\n" * 9 + "func total(price int) int {\n\treturn price + price\n}\n" * 60)
-    _, edit = demo.prompts(code, chat)
+    _, edit = comparing.prompts(code, chat)
     assert edit.title == "a.go: rename price to new_price"
     assert edit.chat is chat
     begun = edit.begun.removeprefix("```\n")
     assert begun.startswith("func total(new_price int) int {\n\treturn new_price + new_price\n}\n")
     assert not begun.endswith("\n")
-    assert 0.3 * demo.PASSAGE < len(begun) < 0.6 * demo.PASSAGE
+    assert 0.3 * comparing.PASSAGE < len(begun) < 0.6 * comparing.PASSAGE
     assert "import" not in edit.text
 
 
@@ -77,12 +77,12 @@ def test_an_edit_is_begun_up_to_the_new_name_without_the_newline(tmp_path: Path,
 def test_any_file_has_a_passage_to_edit(tmp_path: Path, text: str) -> None:
     code = tmp_path / "a.txt"
     code.write_text(text)
-    question, edit = demo.prompts(code, True)
-    assert question.title == demo.QUESTION
+    question, edit = comparing.prompts(code, True)
+    assert question.title == comparing.QUESTION
     assert "new_" in edit.begun
 
 
 def test_of_a_folder_the_file_nearest_to_6000_bytes_is_edited(tmp_path: Path) -> None:
     for name, size in (("small.py", 100), ("fit.py", 5000), ("large.py", 20_000), (".hidden.py", 6000)):
         (tmp_path / name).write_text("total = 1\n" * (size // 10))
-    assert demo.prompts(tmp_path, True)[1].title.startswith("fit.py: ")
+    assert comparing.prompts(tmp_path, True)[1].title.startswith("fit.py: ")

@@ -1,5 +1,8 @@
-"""Replay recorded tokens with real forward passes, in a context of a real or synthetic model.
+"""Replay recorded answers with real forward passes, in a context of a real or synthetic model.
 
+    python -m benchmarks wall -m GGUF [--vocab GGUF] [FILE]... [--git REPOSITORY]... [-d DATASTORE]... [--json]
+
+- FILE is in a format of `benchmarks.recorded`, or edits come from the history of a repository (`--git`).
 - Every step decodes the root and the tree in llama.cpp, with the slots, the sources and the policy of a real
   generation. Only the model's tokens come from the recording, so the weights may be random.
 - Plain and drafted runs of an answer alternate, and the first side changes from answer to answer. The prefill is not
@@ -10,19 +13,24 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.replay import MakePolicy, Predictable, begin, counted
-from rest_local.bench.replay import replay as replay_by_curve
-from rest_local.bench.workload import Recorded
+from benchmarks.recorded import EDITS, Recorded, open_workload
+from benchmarks.replay import MakePolicy, Predictable, begin, counted
+from benchmarks.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.curves import curve_file
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune
 from rest_local.decoding.core import Outcome, Part, Pass, RequestState
@@ -36,6 +44,7 @@ from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Detokenizer
+from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Off, Policy
 
 TOKENS = 160  # number of tokens to replay from each answer
@@ -138,8 +147,8 @@ def wall_clock(
     rounds: int = ROUNDS,
 ) -> tuple[CostCurve, dict[str, Any]]:
     """Run the first `tokens` tokens of every answer `rounds` times, in a context for the longest answer. Return the
-    model's cost curve after these runs, which is kept for later ones, and the object of `--json`. Raises ModelError,
-    DecodeFailed, OptionError if no answer fits or ids are those of another vocabulary.
+    model's cost curve after these runs, which is kept for later ones, and the object that `main` prints. Raises
+    ModelError, DecodeFailed, OptionError if no answer fits or ids are those of another vocabulary.
     """
     cut = [replace(answer, answer=answer.answer[:tokens]) for answer in counted(recorded)]
     with Model.open(path) as model:
@@ -194,7 +203,7 @@ def _round(
 def _report(
     name: str, settings: ContextSettings, rounds: Sequence[Sequence[Measured]], implied: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the object of `--json`. Each answer counts with the median of its rounds."""
+    """Return the object that `main` prints. Each answer counts with the median of its rounds."""
     plain, drafted = (sum(median(run[side] for run in each) for each in zip(*rounds, strict=True)) for side in (0, 1))
     runs = [run[2] for row in rounds for run in row]
     tokens, steps = sum(run[2].generated for run in rounds[0]), sum(run.steps for run in runs)
@@ -211,3 +220,32 @@ def _report(
         "implied": {key: implied[key] for key in ("speedup", "mat", "nodes_per_step")},
         "implied_over_wall": round(implied["speedup"] * drafted / plain, 4),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("-m", "--model", required=True, metavar="GGUF", help="its forward passes are run")
+    parser.add_argument("--vocab", metavar="GGUF", help="tokenize with this vocabulary; default: the model's")
+    parser.add_argument("--git", action="append", default=[], type=Path, metavar="REPOSITORY")
+    parser.add_argument("--edits", type=int, default=EDITS, metavar="N", help="edits of each repository")
+    parser.add_argument("--predict", action="store_true", help="give the old file of an edit as its prediction")
+    parser.add_argument("-d", "--datastore", action="append", default=[])
+    parser.add_argument("--history", metavar="N|FILE", help="replay N answers and draft from the rest, or from FILE")
+    parser.add_argument("--limit", type=int, default=4, metavar="N", help="answers to replay")
+    parser.add_argument("--save-curve", type=Path, metavar="FILE", help="write the cost curve that was measured")
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    with (
+        Model.open(args.vocab or args.model, vocab_only=True) as opened,
+        open_workload(
+            opened.vocabulary, files=args.files, repositories=args.git, edits=args.edits, predict=args.predict,
+            datastores=args.datastore, history=args.history, limit=args.limit,
+        ) as workload,
+    ):  # fmt: skip
+        curve, report = wall_clock(args.model, workload.tested, workload.sources, partial(make_policy, "auto"))
+    if args.save_curve:
+        args.save_curve.write_text(curve_file(curve, f"measured: {report['model']}"), "utf-8")
+    if not args.json:
+        print(f"{report['model']}: {report['speedup']:.3f} times plain decoding, rounds {report['rounds']}")
+    print(json.dumps(report))

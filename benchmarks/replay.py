@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.workload import Recorded, Workload
+from benchmarks.recorded import Recorded, Workload
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.sources import SOURCES, Lookup

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.bench.replay import replay
-from rest_local.bench.workload import Recorded, load
+from benchmarks.recorded import Recorded, load
+from benchmarks.replay import replay
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model

@@ -50,11 +50,6 @@ class Prompt:
     chat: bool = True
 
 
-def standard_library() -> Path:
-    """Return the folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def prompts(code: Path | None, chat: bool) -> list[Prompt]:
     """Return the question, and the edit of a passage of `code` (a file, or one of a folder): its most common name is
     changed. Without a chat template the model continues both texts. Raises OptionError if there is nothing to edit, and
@@ -88,7 +83,7 @@ def passage(text: str) -> str:
 
 def _file_of(code: Path | None) -> tuple[Path, str]:
     """Return `code`, or the file in it nearest to 6 000 bytes, else `queue.py`; and its text."""
-    path = code or standard_library() / "queue.py"
+    path = code or Path(sysconfig.get_paths()["stdlib"]) / "queue.py"
     if path.is_dir():
         files = [each for each in sorted(path.rglob("*")) if each.suffix in SOURCE_FILES and each.is_file()]
         shown = [each for each in files if not any(part.startswith(".") for part in each.relative_to(path).parts)]

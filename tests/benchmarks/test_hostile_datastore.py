@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rest_local.bench.replay import replay
-from rest_local.bench.workload import Recorded
+from benchmarks.recorded import Recorded
+from benchmarks.replay import replay
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.policies import make_policy
