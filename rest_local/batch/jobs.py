@@ -4,7 +4,6 @@ Contract:
 
 - One JSON object a line: `{"custom_id", "method", "url", "body"}`, or the body alone: `{"prompt": ...}` for a
   completion, `{"messages": ...}` for a chat, with a `custom_id` in it if there is one. Lines without text are skipped.
-  The file may be gzip.
 - Every other line becomes a job, too. A line that cannot be used is a job with an `error`, which is its answer.
 - A job without a `custom_id` is called `line-N`, by its line in the file.
 - The id of a job is a digest of its name, its URL and its body. So an answer identifies its request, and a resumed run
@@ -15,11 +14,7 @@ The fields of a body are checked when it is answered (`rest_local.batch.worker`)
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
-import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +24,7 @@ from pydantic_core import to_json
 
 from rest_local.api.bodies import load
 from rest_local.api.errors import ApiError
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.errors import InputInvalid
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETION, EMBEDDING)
@@ -55,57 +50,33 @@ class Job:
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `number` (from 1) of `count` of a file: every `count`-th request. Raises OptionError for other numbers."""
+def read_jobs(path: Path) -> list[Job]:
+    """Read the jobs of a file, in its order. All of them are held in memory, about as large as the file.
 
-    number: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.count:
-            raise OptionError(f"shard {self.number}/{self.count}: give i/n with i from 1 to n, for example 3/8")
-
-    @staticmethod
-    def parse(text: str) -> Shard:
-        """Read `i/n`. Raises OptionError."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-        if not found:
-            raise OptionError(f"shard {text!r}: give i/n with i from 1 to n, for example 3/8")
-        return Shard(int(found[1]), int(found[2]))
-
-
-def read_jobs(path: Path, shard: Shard | None = None) -> list[Job]:
-    """Read the jobs of a file, in its order. All of them are held in memory, about as large as the unpacked file.
-
-    Raises InputInvalid for a file that cannot be read, a damaged gzip file, and a file without requests.
+    Raises InputInvalid for a file that cannot be read, a compressed file, and a file without requests.
     """
     try:
         with path.open("rb") as file:
-            return read_stream(file, path, shard)
+            return read_stream(file, path)
     except OSError as error:
         raise InputInvalid("input", path, error.strerror or str(error)) from error
 
 
-def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) -> list[Job]:
+def read_stream(file: BinaryIO, name: Path | str) -> list[Job]:
     """Read jobs from an open file as `read_jobs` does, for example from stdin. Messages contain its `name`."""
     jobs: list[Job] = []
     lines: dict[str, int] = {}  # custom_id -> line number
-    try:
-        buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
-        is_packed = buffered.peek(2)[:2] == GZIP
-        text: Any = gzip.GzipFile(fileobj=buffered) if is_packed else buffered
-        for number, data in numbered(text):
-            job = job_of(number, data)
-            if job.custom_id in lines:
-                job = _duplicate(job, lines)
-            lines[job.custom_id] = number
-            jobs.append(job)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputInvalid("input", name, f"not a whole gzip file ({error}); copy it again") from error
+    for number, data in numbered(file):
+        if number == 1 and data.startswith(GZIP):
+            raise InputInvalid("input", name, "is compressed; unpack it: `gunzip -c FILE | rest-local batch -`")
+        job = job_of(number, data)
+        if job.custom_id in lines:
+            job = _duplicate(job, lines)
+        lines[job.custom_id] = number
+        jobs.append(job)
     if not jobs:
         raise InputInvalid("input", name, "contains no request; write one JSON object a line")
-    return jobs if shard is None else jobs[shard.number - 1 :: shard.count]
+    return jobs
 
 
 def in_order(jobs: Sequence[Job]) -> list[Job]:

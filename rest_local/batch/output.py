@@ -3,29 +3,27 @@
 Contract, whenever a process was killed:
 
 - Every line that was written whole stays, and its request is not answered again.
-- The next run removes a line, or a gzip member, that was written in part, and answers its requests again.
+- The next run removes a line that was written in part, and answers its request again.
 - An output of another input or of another model is refused, and stays as it is.
 
 How it works: a line contains the id of its request, which is a digest of the request (`rest_local.batch.jobs`), and the
-name of the model. A line reaches the file in one write. In a gzip file, a group of lines is one gzip member. There is
-no other state, except for a lock in the cache directory, which ends with its process. `run` writes an answer before it
-takes the next one, so an interrupt leaves an output with every answer so far.
+name of the model. A line reaches the file in one write. There is no other state, except for a lock in the cache
+directory, which ends with its process. `run` writes an answer before it takes the next one, so an interrupt leaves an
+output with every answer so far.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import stat
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 from pydantic_core import from_json, to_json
@@ -37,29 +35,23 @@ from rest_local.errors import OutputInvalid, OutputUnwritable
 from rest_local.paths import cache_dir
 
 STDOUT = Path("-")
-GROUP_BYTES, GROUP_S = 1 << 16, 1.0  # lines share a gzip member, because one short line alone does not get smaller
 SYNC_S = 5.0  # a power cut costs at most these seconds
-_CHUNK = 1 << 20
 
 
 @dataclass
 class Done:
-    """The names of an output's answered jobs, and how many of them failed.
-
-    `size` has the bytes up to the end of the last whole line or gzip member, `torn` the bytes after it.
-    """
+    """The names of an output's answered jobs, how many of them failed, and the bytes of their whole lines."""
 
     names: set[str] = field(default_factory=set)
     failed: int = 0
     size: int = 0
-    torn: int = 0
 
 
 class Output:
     """A file, or the standard output, that lines are added to. A context manager.
 
     Args:
-        path: `-` is the standard output; a name that ends in `.gz` is compressed
+        path: `-` is the standard output
         jobs: the jobs of this run
         model: name of the model in the answers; None: not compared
         replace: start over, whatever the file contains
@@ -72,8 +64,7 @@ class Output:
 
     def __init__(self, path: Path, jobs: Iterable[Job], model: str | None, *, replace: bool = False) -> None:
         self.done = Done()
-        self._path, self._gzip = path, path.name.endswith(".gz")
-        self._pending, self._since, self._synced = b"", 0.0, time.monotonic()
+        self._path, self._synced = path, time.monotonic()
         self._lock = _locked(path) if path != STDOUT else None
         self._descriptor = -1
         self._made = path != STDOUT and not path.exists()
@@ -107,14 +98,13 @@ class Output:
             ends_in_zeros = file.read(1) == b"\0"
             file.seek(0)
             try:
-                for lines, size in _members(file) if self._gzip else _lines(file):
-                    for line in lines:
+                for line in file:
+                    if line.endswith(b"\n"):
                         self._note(line, expected, model)
-                    self.done.size = size
-            except (ValueError, zlib.error) as error:
+                        self.done.size += len(line)
+            except ValueError as error:
                 if not ends_in_zeros:  # a power cut leaves zeros, a kill does not
                     raise OutputInvalid(self._path, f"is damaged after byte {self.done.size} ({error})") from error
-        self.done.torn = end - self.done.size
 
     def _note(self, line: bytes, expected: Mapping[str, str], model: str | None) -> None:
         record = from_json(line)
@@ -138,24 +128,12 @@ class Output:
                 os.lseek(self._descriptor, self._at, os.SEEK_SET)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if not self._pending:
-            self._since = time.monotonic()
-        self._pending += to_json(record, inf_nan_mode="null") + b"\n"
-        self.tick()
-
-    def tick(self) -> None:
-        """Write what is due. Call this now and then."""
+        """Write a line. It is on the disk at most SYNC_S later if more lines follow, or else after `close`."""
+        self._write(to_json(record, inf_nan_mode="null") + b"\n")
         now = time.monotonic()
-        if not self._gzip or len(self._pending) > GROUP_BYTES or now > self._since + GROUP_S:
-            self.flush()
         if self._regular and now > self._synced + SYNC_S:
             self._synced = now
             self._sync()
-
-    def flush(self) -> None:
-        data, self._pending = self._pending, b""
-        if data:
-            self._write(gzip.compress(data, mtime=0) if self._gzip else data)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
@@ -176,11 +154,10 @@ class Output:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Write all lines so far to the disk. Idempotent."""
+        """Sync all lines to the disk. Idempotent."""
         if self._descriptor < 0:
             return
         try:
-            self.flush()
             if self._regular:
                 self._sync()
         finally:
@@ -206,32 +183,6 @@ class Output:
 def is_error(record: Mapping[str, Any]) -> bool:
     response = record.get("response")
     return response is None or response.get("status_code") != 200
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
-    """Yield each whole line, and the number of bytes up to its end."""
-    size = 0
-    for line in file:
-        if line.endswith(b"\n"):
-            size += len(line)
-            yield [line], size
-
-
-def _members(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
-    """Yield the lines of each whole gzip member, and its end in bytes. Raises zlib.error and ValueError."""
-    size, text, unpack = 0, b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
-    while data := file.read(_CHUNK):
-        while data:
-            text += unpack.decompress(data)
-            if not unpack.eof:
-                size += len(data)
-                break
-            size += len(data) - len(unpack.unused_data)
-            data = unpack.unused_data
-            if text and not text.endswith(b"\n"):
-                raise ValueError("a part does not end with a line")
-            yield text.splitlines(), size
-            text, unpack = b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
 
 
 def _locked(path: Path) -> FileLock:
@@ -330,6 +281,4 @@ def run(
         summary.timings = Timings.total((summary.timings, answer.timings))
         summary.seconds = time.perf_counter() - begun
         report(summary)
-    output.flush()
-    summary.seconds = time.perf_counter() - begun
     return summary

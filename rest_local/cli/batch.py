@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from rest_local.errors import OptionError, RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.batch.cluster import Cluster
-    from rest_local.batch.jobs import Job, Shard
+    from rest_local.batch.jobs import Job
     from rest_local.batch.output import Summary
     from rest_local.batch.worker import JobAnswer
 
@@ -28,29 +27,16 @@ STANDARD = Path("-")
 LINE_S = 60.0
 
 
-def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) -> Shard | None:
-    if value is None:
-        return None
-    from rest_local.batch.jobs import Shard
-
-    return Shard.parse(value)
-
-
 @click.command(cls=SectionedCommand)
 @click.argument("requests", metavar="INPUT", type=click.Path(path_type=Path))
 @option(
     "-o --output FILE",
-    "Write the answers to FILE, compressed if its name ends in .gz. Default: the standard output.",
+    "Write the answers to FILE. Default: the standard output.",
     default=STANDARD,
     configurable=False,
     show_default=False,
 )
 @option("--replace", "Overwrite FILE. Without it a run goes on after the answers that FILE has.", configurable=False)
-@option(
-    "--shard I/N",
-    "Answer only every N-th request, from the I-th on, so that N jobs share the work, each with its own FILE.",
-    callback=_parse_shard,
-)
 @option(
     "-n --tokens --n-predict --predict N",
     "Generate at most N tokens for a request that names no limit. Default: as many as the context holds.",
@@ -80,7 +66,6 @@ def batch(
     requests: Path,
     output: Path,
     replace: bool,
-    shard: Shard | None,
     tokens: int | None,
     config: EngineConfig,
     ray: str | None,
@@ -115,7 +100,7 @@ def batch(
         raise OptionError(f"output {output}: is a directory; give a file")
     if output != STANDARD and output.exists() and requests.exists() and output.samefile(requests):
         raise OptionError(f"output {output}: is the input; give another -o")
-    jobs = read_stream(sys.stdin.buffer, "-", shard) if requests == STANDARD else read_jobs(requests, shard)
+    jobs = read_stream(sys.stdin.buffer, "-") if requests == STANDARD else read_jobs(requests)
     model = inputs.model_name(config.model)
     with Output(output, jobs, model, replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
@@ -155,24 +140,22 @@ def _answering(
     """Yield the answers, from this machine or from a cluster. If every line is wrong, no model is loaded."""
     from rest_local.batch.worker import Worker, failed_line, fitted
 
-    failed = [failed_line(job) for job in jobs if job.error is not None]
-    good = [job for job in jobs if job.error is None]
-    if not good:
-        yield iter(failed)
+    if all(job.error is not None for job in jobs):
+        yield map(failed_line, jobs)
     elif cluster is not None:
         with closing(
             cluster.answers(
-                good, config, opened=opening.open_engine, model=model, max_tokens=tokens, warn=terminal.warn
+                jobs, config, opened=opening.open_engine, model=model, max_tokens=tokens, warn=terminal.warn
             )
         ) as answers:
-            yield chain(failed, answers)
+            yield answers
     else:
         with (
-            opening.open_engine(fitted(config, good, tokens)) as engine,
+            opening.open_engine(fitted(config, jobs, tokens)) as engine,
             Worker(engine, model, max_tokens=tokens) as worker,
-            closing(worker.answers(good)) as answers,
+            closing(worker.answers(jobs)) as answers,
         ):
-            yield chain(failed, answers)
+            yield answers
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.batch import jobs
-from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, Job, Shard, in_order, read_jobs, read_stream
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, Job, in_order, read_jobs, read_stream
+from rest_local.errors import InputInvalid
 
 
-def read(*lines: Any, shard: Shard | None = None) -> list[Job]:
+def read(*lines: Any) -> list[Job]:
     """Read the jobs of lines, which are bytes as they are or objects that become JSON."""
     data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
-    return read_stream(io.BytesIO(data), "test", shard)
+    return read_stream(io.BytesIO(data), "test")
 
 
 def line_of(name: str, url: str = COMPLETION, **body: Any) -> dict[str, Any]:
@@ -101,27 +101,11 @@ def test_a_line_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     assert [job.error is None for job in found] == [False, True, False]
 
 
-def test_a_compressed_file(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"  # the content tells, not the name
-    path.write_bytes(gzip.compress(b'{"prompt": "x"}\n') + gzip.compress(b'{"prompt": "y"}\n'))
-    assert [job.number for job in read_jobs(path)] == [1, 2]
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputInvalid, match="not a whole gzip file"):
+def test_a_compressed_file_says_how_to_unpack_it(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "x"}\n'))
+    with pytest.raises(InputInvalid, match=r"is compressed; unpack it: `gunzip -c FILE \| rest-local batch -`"):
         read_jobs(path)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_shards_are_a_partition_with_the_names_of_the_whole(count: int) -> None:
-    lines = [{"prompt": str(number)} for number in range(5)]
-    shards = [read(*lines, shard=Shard(number, count)) for number in range(1, count + 1)]
-    assert sorted(job.custom_id for shard in shards for job in shard) == [f"line-{n}" for n in range(1, 6)]
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-@pytest.mark.parametrize("text", ["", "3", "0/2", "3/2", "a/b", "-1/2", "1/2/3"])
-def test_a_wrong_shard_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="i/n"):
-        Shard.parse(text)
 
 
 @given(st.lists(st.text("ab", max_size=4), min_size=1, max_size=12))

@@ -112,21 +112,11 @@ def test_errors_are_lines_and_the_exit_code_says_so(call: Call, tmp_path: Path) 
     assert lines["line-2"]["response"]["status_code"] == 200
 
 
-def test_shards_answer_every_request_once(call: Call, requests: Path, tmp_path: Path) -> None:
-    found: list[str] = []
-    for number in (1, 2):
-        output = tmp_path / f"out-{number}.jsonl"
-        assert call("batch", str(requests), "-o", str(output), "--shard", f"{number}/2", *SMALL).code == 0
-        found += answers_of(output)
-    assert sorted(found) == [f"r{n}" for n in range(5)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         ("none.jsonl", 1, "No such file"),
         ("empty.jsonl", 1, "contains no request"),
-        ("in.jsonl --shard 3/2", 2, "give i/n"),
         ("in.jsonl -o in.jsonl", 2, "is the input"),
         ("in.jsonl -o .", 2, "is a directory"),
         ("in.jsonl -o none/out.jsonl", 1, "No such file"),
@@ -191,8 +181,8 @@ def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
 
 
 def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
-    """No line is lost or doubled. `tests/soak/soak_batch.py` does it 50 times."""
-    kill_and_go_on(tmp_path, "out.jsonl.gz", kills=1, requests=20, random=random.Random(1))
+    """No line is lost or doubled. `tests/soak/soak_cluster.py` does it 50 times."""
+    kill_and_go_on(tmp_path, kills=1, requests=20, random=random.Random(1))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -1,6 +1,5 @@
 """Batches of the demo model in processes of their own, killed and started again."""
 
-import gzip
 import json
 import os
 import random as randomness
@@ -42,7 +41,6 @@ def with_errors(path: Path, count: int) -> Path:
 def answers_of(path: Path) -> dict[str, Any]:
     """Return the lines of an output by custom_id. Every line is whole, and none is there twice."""
     data = path.read_bytes()
-    data = gzip.decompress(data) if path.suffix == ".gz" else data
     assert data.endswith(b"\n")
     lines = [json.loads(line) for line in data.splitlines()]
     found = {line["custom_id"]: line for line in lines}
@@ -52,7 +50,6 @@ def answers_of(path: Path) -> dict[str, Any]:
 
 def kill_and_go_on(
     folder: Path,
-    name: str,
     *,
     kills: int,
     requests: int,
@@ -64,7 +61,7 @@ def kill_and_go_on(
     The moment is after a random number of bytes of this run plus a few milliseconds, which is anywhere: while Python
     starts, while the model loads, between two answers, in the middle of a line.
     """
-    source, output = write_requests(folder / "in.jsonl", requests), folder / name
+    source, output = write_requests(folder / "in.jsonl", requests), folder / "out.jsonl"
     command = [*COMMAND, str(source), "-o", str(output), *options]
     advanced, killed = 0, 0
     while killed < kills:
