@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
     from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
-    from rest_local.decoding.service import AsyncChatStream, AsyncEngine, AsyncStream, Service
+    from rest_local.decoding.service import Service
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
@@ -45,18 +45,17 @@ if TYPE_CHECKING:
     from rest_local.retrieval.datastore import Datastore
 
 __all__ = [
-    "Adapter", "AdapterInvalid", "AsyncChatStream", "AsyncEngine", "AsyncStream", "CannotGenerate", "ChatStream",
-    "ClusterFailed", "ConfigInvalid", "CorpusEmpty", "CorpusTooLarge", "Datastore", "DatastoreCorrupt",
-    "DatastoreError", "DatastoreExists", "DatastoreLocked", "DatastoreNotFound", "DatastoreUnwritable",
-    "DatastoreVersion", "DatastoreVocabulary", "DecodeFailed", "DownloadFailed", "DraftStatistics", "EditRefused",
-    "Engine", "EngineConfig", "Finished", "GenerationError", "Grammar", "GrammarsBusy", "HistoryNotFound", "HubError",
-    "InputInvalid", "InstallationIncomplete", "LibraryUnfit", "Lookups", "Model", "ModelError", "ModelInvalid",
-    "ModelNotFound", "ModelNotHere", "ModelNotOurs", "ModelOptions", "OptionError", "Origin", "OutputInvalid",
-    "OutputUnwritable", "Override", "Piece", "Placement", "ProjectorInvalid", "PromptEmpty", "PromptTooLong",
-    "QueueFull", "ReaderTooSlow", "Relaxed", "Request", "RestLocalError", "Result", "Rope", "Sampling", "Service",
-    "ServiceClosed", "SlotBusy", "SourceCounts", "Stream", "TemplateFailed", "TemplateTooCostly", "Timings",
-    "TokenLogprobs", "Unexpected", "__version__", "build_datastore", "find_model", "gbnf", "json_schema", "lark",
-    "list_models", "pull_model", "rebuild_datastore",
+    "Adapter", "AdapterInvalid", "CannotGenerate", "ChatStream", "ClusterFailed", "ConfigInvalid", "CorpusEmpty",
+    "CorpusTooLarge", "Datastore", "DatastoreCorrupt", "DatastoreError", "DatastoreExists", "DatastoreLocked",
+    "DatastoreNotFound", "DatastoreUnwritable", "DatastoreVersion", "DatastoreVocabulary", "DecodeFailed",
+    "DownloadFailed", "DraftStatistics", "EditRefused", "Engine", "EngineConfig", "Finished", "GenerationError",
+    "Grammar", "GrammarsBusy", "HistoryNotFound", "HubError", "InputInvalid", "InstallationIncomplete", "LibraryUnfit",
+    "Lookups", "Model", "ModelError", "ModelInvalid", "ModelNotFound", "ModelNotHere", "ModelNotOurs", "ModelOptions",
+    "OptionError", "Origin", "OutputInvalid", "OutputUnwritable", "Override", "Piece", "Placement", "ProjectorInvalid",
+    "PromptEmpty", "PromptTooLong", "QueueFull", "ReaderTooSlow", "Relaxed", "Request", "RestLocalError", "Result",
+    "Rope", "Sampling", "Service", "ServiceClosed", "SlotBusy", "SourceCounts", "Stream", "TemplateFailed",
+    "TemplateTooCostly", "Timings", "TokenLogprobs", "Unexpected", "__version__", "build_datastore", "find_model",
+    "gbnf", "json_schema", "lark", "list_models", "pull_model", "rebuild_datastore",
 ]  # fmt: skip
 
 _HOMES = {
@@ -68,7 +67,7 @@ _HOMES = {
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),
     "rest_local.decoding.request": ("Request",),
-    "rest_local.decoding.service": ("AsyncChatStream", "AsyncEngine", "AsyncStream", "Service"),
+    "rest_local.decoding.service": ("Service",),
     "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),

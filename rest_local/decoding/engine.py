@@ -8,7 +8,7 @@
 
 Contract:
 
-- An engine belongs to one thread; `Service` and `AsyncEngine` give it a thread of its own.
+- An engine belongs to one thread; `Service` gives it a thread of its own.
 - With one slot, a request cancels the one before. With more slots, as many run in the same forward passes.
 - The prefix that a prompt shares with an earlier one stays in the KV cache.
 - Drafting, the policy, datastores and history change the speed of an answer. In exact mode they change no bit of it, in
