@@ -8,7 +8,7 @@ This package translates requests and answers. It knows no HTTP; `rest_local.serv
 - `bodies` has the types of the bodies, `requests` makes the engine's request from a body, and `answers` turns what the
   engine generates into one stream of parts.
 - Each protocol is a `Call` and an `Answer`: `openai`, `native`, `messages` with `messages_answer`, `responses` with
-  `response_tools`, `responses_answer` and `response_storage`, `ollama`. All of them translate a conversation into
+  `response_tools` and `responses_answer`, `ollama`. All of them translate a conversation into
   OpenAI's chat.
 - `models` describes the models, `vectors` computes embeddings and rankings, `errors` shapes error responses.
 """

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rest_local.api.answers import new_id
 from rest_local.api.bodies import Body, ChatBody, Extension, GenerationBody, JsonObject, Many
 from rest_local.api.errors import ApiError, given, text_of, wrong
-from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
 from rest_local.api.response_tools import MAX_TOOLS, SEARCH, Toolbox, ToolChoice, found_tools, known_name
 from rest_local.errors import OptionError
 from rest_local.llama.options import Sampling
@@ -62,8 +62,7 @@ class ResponseBody(GenerationBody):
 
     input: str | Annotated[Many[JsonObject], Field(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
-    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
-    store: bool | None = None
+    previous_response_id: str | None = None
     tools: Annotated[Many[JsonObject], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -98,14 +97,15 @@ class ResponseBody(GenerationBody):
         """Raise ApiError 400 for what this server does not have."""
         refused = {
             "background": (self.background, "answers are not made in the background here"),
-            "conversation": (self.conversation, "conversations are not kept here; use previous_response_id"),
+            "conversation": (self.conversation, "conversations are not kept here; send all items"),
+            "previous_response_id": (self.previous_response_id, "responses are not kept here; send all items"),
             "prompt": (self.prompt, "prompts are not kept here; send instructions and input"),
         }
         for name, (value, reason) in refused.items():
             if value:
                 raise ApiError(400, f"{name}: {reason}", code="unsupported_parameter", param=name)
-        if not self.input and self.input != "" and not self.previous_response_id:
-            text = "input: give text or a list of items, at least one, or previous_response_id"
+        if not self.input and self.input != "":
+            text = "input: give text or a list of items, at least one"
             raise ApiError(400, text, code="missing_required_parameter", param="input")
         wanted = self.text.format if self.text else None
         if wanted is not None and wanted.type == "json_schema" and wanted.schema_ is None:
@@ -173,6 +173,8 @@ class Messages:
         if kind in WITHOUT_MEANING:
             return
         read = self._kinds.get(kind)
+        if kind == "item_reference":
+            raise wrong(place, "items are not kept here; send the whole item, as clients do with `store` false")
         if read is None:
             raise wrong(f"{place}.type", f"items of type {kind[:40]!r} are not supported", code="unknown_item_type")
         read(item, place)
@@ -300,15 +302,6 @@ def _joined(parts: Any, place: str) -> str:
     return "\n\n".join(texts)
 
 
-PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "tool_search_call": "tsc",
-}
 EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high"}
 
 
@@ -322,35 +315,22 @@ class TranslatedRequest:
     chat: ChatBody
     toolbox: Toolbox
     places: list[str]  # the source of each message of the chat
-    added: list[Item]  # the new items of the request, with ids
-    owner: str  # see `server.settings.owner_of`
 
     @staticmethod
-    def of(body: ResponseBody, store: ResponseStorage, owner: str) -> TranslatedRequest:
-        """Translate a request. Raises ApiError 400 for what this server cannot do, 404 for an unknown item."""
+    def of(body: ResponseBody) -> TranslatedRequest:
+        """Translate a request. Raises ApiError 400 for what this server cannot do."""
         body.check()
         toolbox = Toolbox()
         toolbox.add(body.tools or (), "tools", shown=True)
         messages = Messages(toolbox)
         if body.instructions:
             messages.append({"role": "system", "content": body.instructions}, "instructions")
-        if previous := body.previous_response_id:
-            conversation = store.conversation(previous, owner)
-            if conversation is None:
-                text = f"previous_response_id: no response {previous[:80]!r} is kept; it was forgotten, or never stored"
-                raise ApiError(400, text, code="previous_response_not_found", param="previous_response_id")
-            for item in items_of(conversation):
-                messages.add(item, "previous_response_id")
-        new_id = new_response_id(body.previous_response_id)
-        added = []
         items = [] if body.input is None else body.input
         if isinstance(items, str):
             items = [{"type": "message", "role": "user", "content": items}]
         for number, item in enumerate(items):
             place = f"input[{number}]"
-            read = _referred(typed(item, place), place, store, owner)
-            messages.add(read, place)
-            added.append({"id": item_id(PREFIXES.get(read["type"], "item"), new_id, "i", number)} | read)
+            messages.add(typed(item, place), place)
         if not messages.messages:
             raise ApiError(400, "input: give a message", code="invalid_value", param="input")
         choice = toolbox.choose(body.tool_choice)
@@ -360,7 +340,7 @@ class TranslatedRequest:
             tools=toolbox.functions or None,
             tool_choice=choice,
         )
-        return TranslatedRequest(new_id, int(time.time()), body, chat, toolbox, messages.places, added, owner)
+        return TranslatedRequest(new_id("resp_"), int(time.time()), body, chat, toolbox, messages.places)
 
     def error(self, error: OptionError) -> OptionError:
         """Translate an error of the chat, so that it names the client's place."""
@@ -371,14 +351,7 @@ class TranslatedRequest:
         return OptionError(re.sub(r"^response_format\b", "text.format", str(error)))
 
     def response(
-        self,
-        model: str,
-        usual: Sampling,
-        status: str,
-        output: Sequence[Item] = (),
-        *,
-        stored: bool | None = None,
-        **fields: Any,
+        self, model: str, usual: Sampling, status: str, output: Sequence[Item] = (), **fields: Any
     ) -> dict[str, Any]:
         """Return the response object, with every field that clients read without a check.
 
@@ -403,12 +376,12 @@ class TranslatedRequest:
             "model": model,
             "output": list(output),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
+            "previous_response_id": None,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": reasoning | _json(body.reasoning),
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "store": self.stores if stored is None else stored,
+            "store": False,
             "temperature": usual.temperature if body.temperature is None else body.temperature,
             "text": text | _json(body.text),
             "tool_choice": _json(body.tool_choice) if hasattr(body.tool_choice, "type") else body.tool_choice or "auto",
@@ -419,25 +392,6 @@ class TranslatedRequest:
             "usage": None,
             "user": body.user,
         } | fields
-
-    @property
-    def stores(self) -> bool:
-        return self.body.store is not False
-
-    def kept(self, response: dict[str, Any]) -> KeptResponse:
-        return KeptResponse(self.id, self.body.previous_response_id, self.owner, self.added, response)
-
-
-def _referred(item: Item, place: str, store: ResponseStorage, owner: str) -> Item:
-    """Return the item, or the stored one that it refers to."""
-    if item["type"] != "item_reference":
-        return item
-    reference = item.get("id")
-    found = store.item(reference, owner) if isinstance(reference, str) else None
-    if found is None:
-        text = f"{place}.id: no item {str(reference)[:80]!r} is kept; it was forgotten, or never stored"
-        raise ApiError(404, text, code="item_not_found", param=f"{place}.id")
-    return found
 
 
 def _shared(body: ResponseBody) -> dict[str, Any]:
@@ -477,33 +431,3 @@ def _json(value: Any) -> dict[str, Any]:
     """Return the fields of a part of the body, as it was sent."""
     fields: dict[str, Any] = value.model_dump(exclude_none=True, by_alias=True) if value is not None else {}
     return fields
-
-
-MAX_LISTED = 100
-
-
-def listed(items: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return one page of items for the parameters `limit`, `order` and `after`. Raises ApiError 400 for a wrong one."""
-    limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_LISTED):
-        raise wrong("limit", f"give a number from 1 to {MAX_LISTED}")
-    if order not in ("asc", "desc"):
-        raise wrong("order", 'give "asc" or "desc"')
-    ordered = items if order == "asc" else items[::-1]
-    if after:
-        place = next((number for number, item in enumerate(ordered) if item.get("id") == after), None)
-        if place is None:
-            raise wrong("after", "no item has this id")
-        ordered = ordered[place + 1 :]
-    page = [_complete(item) for item in ordered[: int(limit)]]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": page, **ends, "has_more": len(ordered) > len(page)}
-
-
-def _complete(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item with its status, and the text of a message as a part."""
-    if item["type"] == "message" and isinstance(item.get("content"), str):
-        kind = "output_text" if item.get("role") == "assistant" else "input_text"
-        more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
-        item = item | {"content": [{"type": kind, "text": item["content"]} | more]}
-    return {"status": "completed"} | item

@@ -24,14 +24,20 @@ from rest_local.api.answers import (
 from rest_local.api.bodies import ChatBody
 from rest_local.api.errors import ApiError, responses_error
 from rest_local.api.openai import ChatCall, chat_logprobs
-from rest_local.api.response_storage import ResponseStorage, item_id
 from rest_local.api.response_tools import InputText, Toolbox
-from rest_local.api.responses import PREFIXES, ResponseBody, TranslatedRequest, seal
+from rest_local.api.responses import ResponseBody, TranslatedRequest, seal
 from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
 from rest_local.errors import OptionError
 
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
 Event = dict[str, Any]
 Logprobs = list[dict[str, Any]]
 
@@ -44,7 +50,7 @@ class OutputItem:
 
     def __init__(self, response_id: str, index: int, fields: dict[str, Any], *, sealed: bool = False) -> None:
         self.kind = fields["type"]
-        self.fields = {"id": item_id(PREFIXES[self.kind], response_id, "o", index)} | fields
+        self.fields = {"id": f"{PREFIXES[self.kind]}_{response_id[5:]}_{index}"} | fields
         self.index, self._sealed = index, sealed
         self._texts: list[str] = []
         self._logprobs: Logprobs = []
@@ -206,17 +212,16 @@ class Writer:
 
 
 class ResponseCall:
-    """A `Call`, which may continue stored responses of its owner. `requests` sets `translated` and `chat`."""
+    """A `Call` of the Responses API. `requests` sets `translated` and `chat`."""
 
-    def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage) -> None:
-        self.context, self.storage, self._body = context, storage, body
+    def __init__(self, context: RequestContext, body: ResponseBody) -> None:
+        self.context, self._body = context, body
 
     def count(self) -> int:
         return len(self.requests()[0].prompt)
 
     def requests(self) -> list[Request]:
-        self.storage.sweep()
-        self.translated = TranslatedRequest.of(self._body, self.storage, self.context.owner)
+        self.translated = TranslatedRequest.of(self._body)
         self.chat = ChatCall(self.context, self.translated.chat)
         try:
             return self.chat.requests()
@@ -228,12 +233,12 @@ class ResponseCall:
 
 
 class ResponseAnswer(Answer[ChatBody]):
-    """One response, which is stored for later requests."""
+    """The events and the object of one response."""
 
     def __init__(self, call: ResponseCall, answered: Sequence[HasResult]) -> None:
         self._parser = call.chat.made.parser()
         super().__init__(call.context, call.translated.chat, answered, [self._parser])
-        self._translated, self._keep = call.translated, call.storage.keep
+        self._translated = call.translated
         self._writer = Writer(
             call.translated.id, call.translated.toolbox, sealed=call.translated.body.includes_reasoning
         )
@@ -278,26 +283,20 @@ class ResponseAnswer(Answer[ChatBody]):
             self.engine.sampling(),
             "failed",
             self._writer.output,
-            stored=False,
             error={"code": "server_error", "message": error.message},
         )
         events = self._writer.numbered(responses_error(error), {"type": "response.failed", "response": failed})
         return b"".join(named_events(events))
 
     def _final(self) -> dict[str, Any]:
-        """Return the response, which is stored before the client hears of it."""
+        """Return the response at the end of the answer."""
         told: dict[str, Any] = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         status = "incomplete" if self.finish_reason(0) == "length" else "completed"
         if status == "incomplete":
             told["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             told["completed_at"] = int(time.time())
-        response = self._translated.response(
-            self.context.model, self.engine.sampling(), status, self._writer.items, **told
-        )
-        if self._translated.stores and not self._keep(self._translated.kept(response)):
-            response["store"] = False
-        return response
+        return self._translated.response(self.context.model, self.engine.sampling(), status, self._writer.items, **told)
 
     def _usage(self) -> dict[str, Any]:
         """Return counts. Clients read the details without a check, so what other machines may not see is 0."""

@@ -63,7 +63,6 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
     from rest_local.cli.chat.conversation import forget_sessions, session_names
     from rest_local.paths import data_dir, delete_unfinished
     from rest_local.retrieval.history import forget_history, list_histories
-    from rest_local.router.private_folder import sweep
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
         raise click.UsageError("give the NAME that `rest-local history list` shows, --all or --prompts")
@@ -80,7 +79,6 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
         for path in _asked():
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        sweep()
         if not as_json:
             click.echo("forgotten: the questions that were asked")
     try:

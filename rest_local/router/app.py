@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,11 +48,9 @@ from rest_local.api.answers import EVENT_STREAM, event
 from rest_local.api.bodies import Body, load
 from rest_local.api.errors import ApiError, responses_error, shape_of
 from rest_local.api.models import Row, named_row
-from rest_local.api.response_storage import ResponseStorage
 from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
-from rest_local.router.private_folder import PrivateFolder
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
@@ -71,14 +69,8 @@ _STATISTICS = ("/slots", "/metrics")
 class RouterState:
     settings: ServerSettings
     pool: Pool
-    folder: Path
     ready: bool = False  # True after the default model is loaded, or if it need not be
     started: int = field(default_factory=lambda: int(time.time()))
-
-    @cached_property
-    def responses(self) -> ResponseStorage:
-        """Return the stored responses of /v1/responses. The models' processes use the same folder."""
-        return ResponseStorage(self.folder)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row of `GET /v1/models` for each name. A model that was loaded before has `meta`."""
@@ -451,7 +443,6 @@ class Routing(HttpServer):
         eager: load the default model at the start; if that fails, the server ends with its error
         limit, idle, queue: see `Pool`
         local: load the models in this process
-        folder: data that survives the process of a model; None makes a folder and removes it at the end
     """
 
     def __init__(
@@ -465,20 +456,17 @@ class Routing(HttpServer):
         queue: int = 64,
         drain_seconds: int = DRAIN_SECONDS,
         local: bool = False,
-        folder: Path | None = None,
     ) -> None:
         self.settings = settings
-        self._opened = contextlib.ExitStack()
-        self.folder = folder or self._opened.enter_context(contextlib.closing(PrivateFolder())).path
         secret = secrets.token_hex(16).encode()
         anything = (ANY_MODEL,) if ANY_MODEL in settings.aliases else ()
         entries = []
         for each in models:
             own = replace(settings, aliases=(*each.aliases, *anything))
-            setup = Setup(own, each.name, each.load, queue, drain_seconds, secret, self.folder)  # type: ignore[arg-type]
+            setup = Setup(own, each.name, each.load, queue, drain_seconds, secret)  # type: ignore[arg-type]
             entries.append(Entry(setup, each.path, each.need, each.aliases, is_local=local))
         self.pool = Pool(entries, limit=limit, idle=idle, queue=queue)
-        self.state = RouterState(settings, self.pool, self.folder)
+        self.state = RouterState(settings, self.pool)
         self._eager = eager
         self._error: ModelProcessFailed | ApiError | None = None
         self.loaded = threading.Event()  # set when loading has succeeded or failed
@@ -487,10 +475,7 @@ class Routing(HttpServer):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped. Raises ModelProcessFailed for the default model at the start, KeyboardInterrupt."""
-        try:
-            super().run(sockets)
-        finally:
-            self._opened.close()
+        super().run(sockets)
         if self.interrupted:
             raise KeyboardInterrupt
         if isinstance(self._error, ApiError):

@@ -20,7 +20,7 @@ class LocalModel:
     """One load of a model. Its methods are called in the event loop only."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.state = setup, State(setup.settings, setup.name, folder=setup.folder)
+        self.setup, self.state = setup, State(setup.settings, setup.name)
         self.meta: dict[str, Any] = {}
         self.loaded_at = 0.0
         self.stopping = False

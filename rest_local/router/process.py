@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from io import RawIOBase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rest_local.errors import RestLocalError
@@ -58,7 +57,6 @@ class Setup:
     queue: int
     drain_seconds: int
     secret: bytes  # required in every request
-    folder: Path | None = None  # see `State.folder`
     sockets: tuple[int, ...] = ()  # inherited descriptors
 
     def open(self, parent: ParentChannel) -> tuple[HttpServer, list[socket.socket]]:
@@ -80,7 +78,6 @@ class Setup:
             queue=self.queue,
             drain_seconds=self.drain_seconds,
             secret=self.secret,
-            folder=self.folder,
             on_loaded=loaded,
         )
         return serving, [listening]

@@ -13,7 +13,6 @@ model in its own process).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 
 from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.pool import STEADY_SECONDS
-from rest_local.router.private_folder import PrivateFolder
 from rest_local.router.process import ModelProcess, ModelProcessFailed, ParentChannel, Setup
 from rest_local.server.http import DRAIN_SECONDS, Stoppable
 from rest_local.server.settings import ServerSettings
@@ -54,7 +52,6 @@ class _Child(Routing):
             queue=setup.queue,
             drain_seconds=setup.drain_seconds,
             local=True,
-            folder=setup.folder,
         )
         self._parent = parent
 
@@ -144,18 +141,16 @@ def supervise(
     queue: int = 64,
 ) -> None:
     """Serve one model on listening sockets. The options are those of `Routing`. Raises what `Supervisor.run` raises."""
-    with contextlib.closing(PrivateFolder()) as folder:
-        setup = ServerSetup(
-            settings=settings,
-            name=choice.name,
-            load=choice.load,  # type: ignore[arg-type]
-            queue=queue,
-            drain_seconds=DRAIN_SECONDS,
-            secret=b"",
-            folder=folder.path,
-            sockets=tuple(each.fileno() for each in sockets),
-            choice=choice,
-            eager=eager,
-            limit=limit,
-        )
-        Supervisor(setup, sockets).run()
+    setup = ServerSetup(
+        settings=settings,
+        name=choice.name,
+        load=choice.load,  # type: ignore[arg-type]
+        queue=queue,
+        drain_seconds=DRAIN_SECONDS,
+        secret=b"",
+        sockets=tuple(each.fileno() for each in sockets),
+        choice=choice,
+        eager=eager,
+        limit=limit,
+    )
+    Supervisor(setup, sockets).run()

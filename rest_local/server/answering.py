@@ -112,7 +112,7 @@ async def _events(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
             if answer.choices[number].ended and pieces is not None:
                 streams.stop(number)
         if not answer.remaining:
-            # A thread stores the response and counts its reasoning, while the loop goes on.
+            # A thread counts the tokens of the reasoning, while the loop goes on.
             events += await anyio.to_thread.run_sync(answer.end)
         if not events and time.monotonic() - sent >= QUIET_SECONDS:
             events = answer.quiet()

@@ -19,7 +19,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -130,7 +129,7 @@ class Serving(HttpServer):
     """One server and its engine. `run` it in the main thread, or in any other without signals.
 
     A separate thread calls `load`, then `on_loaded`, which by default logs this. `start` makes the service, in which
-    `queue` requests may wait. `secret` is as for `create_app`, `folder` as for `State`.
+    `queue` requests may wait. `secret` is as for `create_app`.
     """
 
     def __init__(
@@ -143,10 +142,9 @@ class Serving(HttpServer):
         drain_seconds: int = DRAIN_SECONDS,
         start: Callable[[Engine, int], Service] | None = None,
         secret: bytes | None = None,
-        folder: Path | None = None,
         on_loaded: Callable[[State], None] | None = None,
     ) -> None:
-        self.settings, self.state = settings, State(settings, name, folder=folder)
+        self.settings, self.state = settings, State(settings, name)
         self._load, self._start, self._queue = load, start or start_service, queue
         self._on_loaded = on_loaded or log_loaded
         self.loaded = threading.Event()  # set when loading has succeeded or failed

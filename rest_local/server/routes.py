@@ -20,14 +20,13 @@ from starlette.responses import Response
 
 from rest_local.api import bodies, models, ollama, vectors
 from rest_local.api.bodies import SlotBody
-from rest_local.api.errors import ApiError, headers_of, loading, no_such_model, wrong
+from rest_local.api.errors import ApiError, headers_of, loading, no_such_model
 from rest_local.api.messages import CountBody, MessagesBody
 from rest_local.api.messages_answer import MessagesCall
 from rest_local.api.native import NativeCompletion
 from rest_local.api.openai import ChatCall, Completion
 from rest_local.api.requests import checked_ids, prompt_text
-from rest_local.api.response_storage import KeptResponse, items_of
-from rest_local.api.responses import ResponseBody, listed
+from rest_local.api.responses import ResponseBody
 from rest_local.api.responses_answer import ResponseCall
 from rest_local.errors import RestLocalError
 from rest_local.kv_cache.slot_files import NamedSlots
@@ -64,7 +63,8 @@ async def chat_tokens(request: HttpRequest) -> Response:
 
 
 async def response_tokens(request: HttpRequest) -> Response:
-    return await _counted(request, await _response_call(request))
+    body = await parse(request, ResponseBody)
+    return await _counted(request, ResponseCall(context_of(request, body.model), body))
 
 
 async def _counted(request: HttpRequest, call: ChatCall | ResponseCall) -> Response:
@@ -92,46 +92,6 @@ async def completions(request: HttpRequest) -> Response:
     call.scores = await state.scoring.scores(request, state.loaded()[0], prompts, top)
     streams = await submit(request, lambda: requests)
     return await respond(request, call.answer(streams.streams), streams)
-
-
-async def create_response(request: HttpRequest) -> Response:
-    return await generate(request, await _response_call(request))
-
-
-async def _response_call(request: HttpRequest) -> ResponseCall:
-    body = await parse(request, ResponseBody)
-    return ResponseCall(context_of(request, body.model), body, server_of(request).responses)
-
-
-async def retrieve_response(request: HttpRequest) -> Response:
-    if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
-        raise wrong("stream", "the events of a response are not stored")
-    return json_response((await _kept(request)).response)
-
-
-async def remove_response(request: HttpRequest) -> Response:
-    kept = await _kept(request)
-    await anyio.to_thread.run_sync(server_of(request).responses.remove, kept.id)
-    return json_response({"id": kept.id, "object": "response", "deleted": True})
-
-
-async def input_items(request: HttpRequest) -> Response:
-    kept = await _kept(request)
-    before: list[KeptResponse] | None = None
-    if kept.previous:
-        before = await anyio.to_thread.run_sync(server_of(request).responses.conversation, kept.previous, kept.owner)
-    return json_response(listed([*items_of(before or []), *kept.added], request.query_params))
-
-
-async def _kept(request: HttpRequest) -> KeptResponse:
-    """Return the response that the path names. Raises ApiError 404."""
-    wanted = str(request.path_params["id"])
-    kept: KeptResponse | None = await anyio.to_thread.run_sync(
-        server_of(request).responses.get, wanted, request.scope[OWNER]
-    )
-    if kept is None:
-        raise ApiError(404, f"no response {wanted[:80]!r} is kept", code="response_not_found", param="id")
-    return kept
 
 
 async def embeddings(request: HttpRequest) -> Response:
@@ -406,11 +366,8 @@ ROUTES: Routes = (
     (get("/props", "Describe the model and its template"), props),
     (get("/health", "Check that the model is loaded", of_server=True), health),
     (get("/metrics", "Report totals for Prometheus", media="text/plain"), metrics),
-    (post("/v1/responses", "Make a response", ResponseBody, streams=True), create_response),
+    _generating("/v1/responses", "Make a response", ResponseBody, ResponseCall),
     (post("/v1/responses/input_tokens", "Count the tokens of a request", ResponseBody), response_tokens),
-    (get("/v1/responses/{id}", "Retrieve a response", of_server=True), retrieve_response),
-    (delete("/v1/responses/{id}", "Forget a response", of_server=True), remove_response),
-    (get("/v1/responses/{id}/input_items", "List the input of a response", of_server=True), input_items),
     _generating("/v1/messages", "Continue a conversation, as Anthropic's API does", MessagesBody, MessagesCall),
     (post("/v1/messages/count_tokens", "Count the tokens of a prompt", CountBody), count_tokens),
     (_lines("/api/chat", "Continue a conversation, as Ollama does", ollama.OllamaChatBody), ollama_chat),

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,6 @@ from starlette.requests import Request as HttpRequest
 
 from rest_local.api.errors import ApiError, loading, no_such_model
 from rest_local.api.models import Row, find_name, meta, named_row
-from rest_local.api.response_storage import ResponseStorage
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
 from rest_local.server.settings import ANY_MODEL, ServerSettings
@@ -163,8 +161,7 @@ class State:
     """The model of one server: `load` it, and `close` it after its last request.
 
     `engine` and `service` are set when the model is loaded, `embedder` and `ranker` by the first request that needs
-    them. `folder` belongs to this server alone. It outlives the process of a model, and is removed when the server
-    ends. Without one, state is kept in memory.
+    them.
     """
 
     settings: ServerSettings
@@ -173,7 +170,6 @@ class State:
     service: Service | None = None
     embedder: Embedder | None = None
     ranker: Ranker | None = None
-    folder: Path | None = None
     scoring: Scoring = field(default_factory=Scoring)
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
@@ -209,11 +205,6 @@ class State:
         self.scoring.close()
         if self.engine is not None:
             self.engine.close()
-
-    @cached_property
-    def responses(self) -> ResponseStorage:
-        """Return the stored responses of /v1/responses. Must be read first in the server's loop."""
-        return ResponseStorage(self.folder)
 
     @property
     def ready(self) -> bool:

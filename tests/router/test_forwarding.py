@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -73,10 +72,10 @@ SCOPE = {
 
 
 async def asked(
-    pool: Pool, folder: Path, method: str, path: str, settings: ServerSettings | None = None, **request: Any
+    pool: Pool, method: str, path: str, settings: ServerSettings | None = None, **request: Any
 ) -> httpx.Response:
     """Ask a router of these models."""
-    app = httpx.ASGITransport(create_router(RouterState(settings or ServerSettings(), pool, folder)))
+    app = httpx.ASGITransport(create_router(RouterState(settings or ServerSettings(), pool)))
     async with httpx.AsyncClient(transport=app, base_url="http://localhost") as client:
         return await client.request(method, path, **request)
 
@@ -164,7 +163,6 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 @looped
 async def test_a_request_whose_process_ends_before_it_answers_is_sent_once_more(
     pool_of: PoolOf,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     acts: tuple[bytes | None, ...],
     status: int,
@@ -174,7 +172,7 @@ async def test_a_request_whose_process_ends_before_it_answers_is_sent_once_more(
     async with answering(*acts) as process:
         pool = pool_of("one")
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
-        answer = await asked(pool, tmp_path, "POST", "/tokenize", json={})
+        answer = await asked(pool, "POST", "/tokenize", json={})
         assert answer.status_code == status
         assert len(process.acts) == left
         assert len(set(process.requests)) == 1, "with its body"
@@ -286,7 +284,7 @@ async def test_what_a_client_does_not_read_is_not_read_from_the_process(
 )
 @looped
 async def test_the_process_of_the_only_model_reads_the_name_in_a_body(
-    pool_of: PoolOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, loaded: bool, status: int
+    pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch, path: str, loaded: bool, status: int
 ) -> None:
     """It reads the body anyway. But a wrong name loads no model, and some calls do not look at it."""
     async with answering(OK) as process:
@@ -294,7 +292,7 @@ async def test_the_process_of_the_only_model_reads_the_name_in_a_body(
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
         if loaded:
             monkeypatch.setattr(pool.entries[0], "process", SimpleNamespace(is_serving=True))
-        answer = await asked(pool, tmp_path, "POST", path, headers=JSON, content=b"{]")
+        answer = await asked(pool, "POST", path, headers=JSON, content=b"{]")
         assert answer.status_code == status
         assert len(process.requests) == (status == 200)
 
@@ -392,7 +390,6 @@ JSON = {"content-type": "application/json"}
 async def test_looks_faults_and_pages_of_other_sites_load_no_model(
     pool_of: PoolOf,
     fakes: list[FakeProcess],
-    tmp_path: Path,
     method: str,
     path: str,
     headers: dict[str, str],
@@ -404,7 +401,7 @@ async def test_looks_faults_and_pages_of_other_sites_load_no_model(
     keys = (b"k",) if "authorization" in headers else ()
     settings = ServerSettings(metrics=True, max_body=8192, keys=keys)
     pool = pool_of("one", "two")
-    answer = await asked(pool, tmp_path, method, path, settings, headers=headers, content=content)
+    answer = await asked(pool, method, path, settings, headers=headers, content=content)
     assert answer.status_code == status, answer.text
     if status >= 400:
         assert set(answer.json()) == {"error"}

@@ -1,4 +1,4 @@
-"""The processes of models, real ones: crashes, files that change, stopping, and kept responses, which outlive them."""
+"""The processes of models, real ones: crashes, files that change, and stopping."""
 
 import contextlib
 import json
@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +18,6 @@ from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.router import pool as pools
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
-from rest_local.server.settings import ServerSettings
 from tests.router.conftest import GIGABYTE, Routed, choice, refuses
 from tests.router.fake_processes import PATIENCE
 from tests.server.live import until
@@ -180,49 +178,3 @@ def test_a_need_is_files_cache_and_process(tmp_path: Path) -> None:
     linked.symlink_to(demo_model())
     for given, more in ((projector, 1000), (AUTO_PROJECTOR, 1000), ("none", 0)):
         assert need_of(EngineConfig(model=linked, n_ctx=64, mmproj=given)).files == need.files + more
-
-
-def respond(live: Routed, text: str, *, model: str = "one", key: str = "", **body: Any) -> Any:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    with live.client(headers=headers) as client:
-        asked = {"model": model, "input": text, "max_output_tokens": 4, "temperature": 0} | body
-        return client.post("/v1/responses", json=asked)
-
-
-def test_a_conversation_goes_on_after_its_process_was_killed(pair: Routed) -> None:
-    first = respond(pair, "def first():").json()
-    killed = pair.process("one")
-    os.kill(killed.pid, signal.SIGKILL)
-    read = pair.get(f"/v1/responses/{first['id']}")
-    assert read.status_code == 200, "no model is needed to read it"
-    assert read.json() == first
-    until(partial(refuses, killed.port))  # a request that reached it while it ends would get an error
-    second = respond(pair, "def second():", previous_response_id=first["id"])
-    assert second.status_code == 200, second.text
-    assert second.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]
-    listed = pair.get(f"/v1/responses/{second.json()['id']}/input_items", params={"order": "asc"}).json()
-    assert [item["content"][0]["text"] for item in listed["data"]][::2] == ["def first():", "def second():"]
-    other = respond(pair, "def second():", model="two", previous_response_id=first["id"])
-    assert (other.status_code, other.json()["model"]) == (200, "two"), "another model goes on, too"
-    with pair.client() as client:
-        assert client.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
-    assert pair.get(f"/v1/responses/{first['id']}").status_code == 404
-    gone = respond(pair, "def third():", model="two", previous_response_id=first["id"])
-    assert gone.json()["error"]["code"] == "previous_response_not_found"
-
-
-@pytest.mark.parametrize("local", [False, True])
-def test_keys_keep_their_responses_apart_in_every_process(routed: Start, files: Files, local: bool) -> None:
-    """A server that ends leaves none."""
-    (one,) = files("one")
-    live = routed([choice(one)], settings=ServerSettings(keys=(b"mine", b"other")), local=local)
-    made = respond(live, "def first():", key="mine").json()
-    assert respond(live, "x", key="other", previous_response_id=made["id"]).status_code == 400
-    assert respond(live, "x", key="mine", previous_response_id=made["id"]).status_code == 200
-    path = f"/v1/responses/{made['id']}"
-    for headers, status in (({"x-api-key": "other"}, 404), ({"x-api-key": "mine"}, 200), ({}, 401)):
-        assert live.get(path, headers=headers).status_code == status
-    folder = live.routing.folder
-    assert list((folder / "responses").rglob("*.json"))
-    live.stop()
-    assert not folder.exists()

@@ -2,11 +2,9 @@
 
 import asyncio
 import io
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 from asyncio.subprocess import Process
 from io import RawIOBase
 from pathlib import Path
@@ -19,7 +17,6 @@ from rest_local.router import process as processes
 from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool
-from rest_local.router.private_folder import PREFIX, PrivateFolder, sweep
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server.http import listen
 from rest_local.server.settings import ServerSettings
@@ -99,7 +96,7 @@ async def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
 
 
 def test_a_second_signal_ends_processes_that_take_long_to_end(tmp_path: Path) -> None:
-    """The process of the model does not obey. The private folder is removed all the same."""
+    """The process of the model does not obey."""
     program = """
 import signal, sys
 from pathlib import Path
@@ -117,7 +114,6 @@ async def told():
     await close()
 routing.pool.close = told
 with listen(routing.settings) as listening:
-    print(routing.folder, flush=True)
     import threading
     threading.Thread(target=lambda: (routing.loaded.wait(), print("loaded", flush=True)), daemon=True).start()
     routing.run([listening])
@@ -128,14 +124,11 @@ print("ended", flush=True)
     server = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
-        folder = Path(server.stdout.readline().strip())
-        assert folder.is_dir()
         for line in ("loaded", "closing"):
             assert server.stdout.readline().strip() == line
             server.send_signal(signal.SIGTERM)
         assert server.stdout.readline().strip() == "ended"
         assert server.wait(PATIENCE) == 0
-        assert not folder.exists()
     finally:
         server.kill()
         server.communicate()
@@ -151,7 +144,6 @@ def test_an_unexpected_error_at_the_start_ends_the_server(tmp_path: Path) -> Non
     with listen(routing.settings) as listening, pytest.raises(ZeroDivisionError):
         routing.run([listening])
     assert routing.loaded.is_set()
-    assert not routing.folder.exists()
 
 
 class Commanded:
@@ -191,79 +183,3 @@ def test_the_default_limit_is_that_of_the_container(
     if text is not None:
         (tmp_path / "memory.max").write_text(text)
     assert memory.default_limit() == (expected or int(memory.DEFAULT_SHARE * memory.physical()))
-
-
-# ---- The private folder of a server --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-def age(folder: Path) -> None:
-    os.utime(folder, (1, 1))
-
-
-def left_behind(temporary: Path, name: str = "old") -> Path:
-    folder = temporary / f"{PREFIX}{name}"
-    folder.mkdir()
-    (folder / "kept.json").write_text("{}")
-    age(folder)
-    return folder
-
-
-def test_it_is_private_and_goes_with_its_server(temporary: Path) -> None:
-    folder = PrivateFolder()
-    assert folder.path.parent == temporary
-    assert folder.path.stat().st_mode & 0o777 == 0o700
-    folder.close()
-    folder.close()
-    assert not list(temporary.iterdir())
-
-
-def test_removing_what_is_left_imports_no_server() -> None:
-    """`history forget` does it, too."""
-    code = "import sys, rest_local.router.private_folder; sys.exit(bool({'starlette', 'uvicorn'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_what_a_killed_server_left_is_removed_by_the_next(temporary: Path) -> None:
-    old = left_behind(temporary)
-    folder = PrivateFolder()
-    assert not old.exists()
-    folder.close()
-
-
-def test_the_folder_of_a_server_that_runs_stays(temporary: Path) -> None:
-    first = PrivateFolder()
-    age(first.path)
-    second = PrivateFolder()
-    assert first.path.exists()
-    first.close()
-    second.close()
-
-
-def test_young_folders_links_and_files_stay(temporary: Path) -> None:
-    young, target = left_behind(temporary, "young"), temporary / "mine"
-    os.utime(young)
-    target.mkdir()
-    link, file = temporary / f"{PREFIX}link", temporary / f"{PREFIX}file"
-    file.write_text("x")
-    age(file)
-    try:
-        link.symlink_to(target)
-    except OSError:
-        pytest.skip("this user may not make links")
-    age(target)
-    sweep()
-    assert [each.exists() for each in (young, target, file)] == [True] * 3
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system has no user ids")
-def test_folders_of_other_users_stay(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = left_behind(temporary)
-    monkeypatch.setattr(os, "getuid", lambda: old.stat().st_uid + 1)
-    sweep()
-    assert old.exists()

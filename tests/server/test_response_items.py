@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from rest_local.api.bodies import NamedFunction, NamedTool
 from rest_local.api.errors import ApiError
-from rest_local.api.response_storage import ResponseStorage
 from rest_local.api.response_tools import InputText, Toolbox
 from rest_local.api.responses import ResponseBody, TranslatedRequest, seal, unseal
 from rest_local.api.responses_answer import Writer
@@ -22,11 +21,9 @@ USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": '{"path": "a"}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "x = 1"}
 
-STORAGE = ResponseStorage(None)
-
 
 def turn(*items: Any, **fields: Any) -> TranslatedRequest:
-    return TranslatedRequest.of(ResponseBody.model_validate({"input": list(items), **fields}), STORAGE, "")
+    return TranslatedRequest.of(ResponseBody.model_validate({"input": list(items), **fields}))
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -298,11 +295,11 @@ def test_any_items_are_a_chat_or_an_error_with_a_place(items: Any, tools: Any, c
         return
     refused = None
     try:
-        made = TranslatedRequest.of(body, STORAGE, "")
+        made = TranslatedRequest.of(body)
     except ApiError as error:
         refused = error
     if refused is not None:
-        assert refused.status in (400, 404)
+        assert refused.status == 400
         assert refused.param
         return
     assert made.chat.messages

@@ -222,7 +222,6 @@ def test_a_client_that_waits_for_100_is_not_waited_for(scripted: Scripted, monke
 
 KEYED = (
     "/", "/page/page.js", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing",
-    "/v1/responses/x",
 )  # fmt: skip
 
 
