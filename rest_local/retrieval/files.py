@@ -10,7 +10,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -78,10 +77,6 @@ class Files:
     def unlink(self, path: Path) -> None:
         """Remove a name. Readers that have mapped the file keep it."""
         path.unlink(missing_ok=True)
-
-    def unlink_tree(self, path: Path) -> None:
-        """Remove a directory with all that is in it. Links are not followed."""
-        shutil.rmtree(path)
 
 
 def digest_of(path: Path, look_at: Callable[[bytes, int], None] | None = None) -> tuple[str, int]:
@@ -152,18 +147,6 @@ def _take_lock(directory: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def is_held(directory: Path) -> bool:
-    """Return True if a process holds the lock of a directory, False also without permission to write. Makes no file."""
-    try:
-        descriptor = os.open(directory / LOCK, os.O_RDWR | AS_IT_IS)
-    except OSError:
-        return False
-    try:
-        return not lock_descriptor(descriptor, blocking=False)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

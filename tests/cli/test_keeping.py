@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from index_calls import answer, call
 
-from rest_local.cli import terminal
-from rest_local.errors import DatastoreNotFound, OptionError
+from rest_local.errors import DatastoreNotFound
 from rest_local.retrieval import VocabularyId, build, datastore_path
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.format import file_name
@@ -53,41 +52,19 @@ def test_check_lists_every_fault_and_exits_with_1(corpus):
     assert call("check", "mine").exit_code == 0
     assert "no damage" in call("check", "mine", "--thorough").stdout
     files = [damage(0, "order"), damage(1, "tokens")]
-    (datastore_path("mine") / f"{'0' * 16}.order.bin").write_bytes(b"x" * 2000)
+    orphan = datastore_path("mine") / f"{'0' * 16}.order.bin"
+    orphan.write_bytes(b"x")
     done = call("check", "mine")
     assert done.exit_code == 1
     assert all(f"{file}: does not match its checksum" in done.stdout for file in files)
-    assert "a killed process left it, 2 kB" in done.stdout
-    assert "3 faults" in done.stdout
-    assert "check mine --repair" in done.stdout
+    assert "2 faults; `rest-local index rebuild mine` replaces it" in done.stdout
+    assert not orphan.exists(), "a killed process left it"
     found = answer("check", "mine")
-    assert (found["ok"], found["repaired"]) == (False, [])
-    assert sorted(fault["kind"] for fault in found["faults"]) == ["checksum", "checksum", "orphan"]
+    assert not found["ok"]
+    assert [fault["kind"] for fault in found["faults"]] == ["checksum", "checksum"]
     assert call("check", "mine", "--vocabulary", "bytes").exit_code == 1
     with pytest.raises(DatastoreNotFound):
         call("check", "nothing")
-
-
-def test_a_repair_with_loss_asks_first_and_names_what_is_lost(corpus, monkeypatch):
-    damage(1, "tokens")
-    with pytest.raises(OptionError, match=r"--yes.*46 tokens are lost, of .*sub/b\.py"):
-        call("check", "mine", "--repair")
-    monkeypatch.setattr(terminal, "can_ask", lambda: True)
-    assert call("check", "mine", "--repair", stdin="n\n").exit_code == 1
-    assert not answer("check", "mine")["ok"]
-    done = call("check", "mine", "--repair", stdin="y\n")
-    assert done.exit_code == 0
-    assert "sub/b.py" in done.stdout
-    assert "`rest-local index update mine` reads those files again" in done.stdout
-    assert answer("info", "mine")["indexes"][0]["documents"] == 2
-
-
-def test_what_cannot_be_repaired_exits_with_1(corpus):
-    (datastore_path("mine") / "manifest.json").write_text("{}")
-    done = call("check", "mine", "--repair", "--yes")
-    assert done.exit_code == 1
-    assert "not repaired" in done.stdout
-    assert "build it again" in done.stdout
 
 
 def test_control_characters_of_a_file_reach_no_terminal(corpus):

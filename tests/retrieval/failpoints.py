@@ -75,13 +75,6 @@ class Named(Files):
         self._step(f"delete {_file(path)}")
         super().unlink(path)
 
-    def unlink_tree(self, path: Path) -> None:
-        for folder, _, names in os.walk(path, topdown=False):
-            for name in names:
-                self.unlink(Path(folder, name))
-            self._step(f"delete {_part(Path(folder))}")
-            os.rmdir(folder)
-
 
 def path_of(descriptor: int) -> Path:
     """Return the path of an open file."""

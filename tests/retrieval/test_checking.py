@@ -10,14 +10,12 @@ from stores import NEW, OLD, OTHER, VOCABULARY, make
 from support.files import overwrite
 from test_datastore import rewrite
 
-from rest_local.retrieval import VocabularyId
+from rest_local.retrieval import VocabularyId, checking
 from rest_local.retrieval.building.build import build
+from rest_local.retrieval.checking import Fault, look, segment_faults
 from rest_local.retrieval.documents import Document, FileState
-from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance import checking
-from rest_local.retrieval.maintenance.checking import Fault, look, segment_faults
 
 STATE = FileState("new.py", 5, 7, b"s" * 32)
 
@@ -155,42 +153,14 @@ def test_an_order_of_equal_tokens_and_of_wide_ones(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["manifest", "version"])
-def test_a_manifest_that_cannot_be_read_makes_no_file_an_orphan(store, kind):
+def test_a_manifest_that_cannot_be_read_is_a_fault(store, kind):
     if kind == "version":
         rewrite(store, lambda fields: fields.update(format=99))
     else:
         (store / MANIFEST).write_bytes((store / MANIFEST).read_bytes()[:-2])
-    (store / f"{'0' * 16}.order.bin").write_bytes(b"x")
     (found,) = faults(store)
     assert (found.kind, found.name) == (kind, MANIFEST)
     assert kind == "manifest" or "99" in found.what
-
-
-def test_what_killed_processes_left_is_listed_with_its_size(store):
-    (store / f"{'0' * 16}.order.bin").write_bytes(b"x" * 10)
-    (store / f"{MANIFEST}.new-1234").write_bytes(b"x" * 20)
-    for directory in (
-        store / f"staging-{'0' * 16}",
-        store.parent / f".removed-{'3' * 16}",
-    ):
-        directory.mkdir()
-        (directory / "lock").touch()
-        (directory / "some.bin").write_bytes(b"x" * 30)
-    assert [(fault.kind, fault.bytes) for fault in faults(store)] == [
-        ("orphan", 10),
-        ("orphan", 20),
-        ("staging", 30),
-        ("removed", 30),
-    ]
-
-
-def test_the_files_of_a_running_writer_are_no_fault(store):
-    (store / f"{'0' * 16}.order.bin").write_bytes(b"x")
-    staging = store / f"staging-{'0' * 16}"
-    staging.mkdir()
-    with locked(store), locked(staging):
-        assert faults(store) == []
-    assert [fault.kind for fault in faults(store)] == ["orphan", "staging"]
 
 
 def test_a_commit_in_the_meantime_is_no_damage(store, monkeypatch):

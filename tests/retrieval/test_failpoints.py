@@ -1,7 +1,7 @@
 """Every way to change a datastore is atomic, step by step: the commit protocol is kept, a kill or a failing disk leaves
 exactly the commits that were done, and so does a power cut.
 
-The steps have names, see `failpoints`. Imports and repairs have tests of their own in `test_moving`, `test_repair`.
+The steps have names, see `failpoints`.
 """
 
 import errno

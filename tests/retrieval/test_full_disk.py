@@ -17,13 +17,16 @@ from rest_local.errors import DatastoreUnwritable
 from rest_local.retrieval.building import indexing, shards
 from rest_local.retrieval.building.indexing import build_datastore, build_from_texts
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.maintenance.checking import size_of
 from rest_local.retrieval.update.forgetting import forget
 
 pytestmark = pytest.mark.usefixtures("forked_builds")
 
 Work = Callable[[Folder, Files], object]
 WAY_OUT = "`rest-local index remove NAME` deletes one"
+
+
+def size_of(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 class Full(Files):

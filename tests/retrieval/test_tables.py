@@ -12,12 +12,12 @@ from stores import VOCABULARY, array
 
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build, commit
+from rest_local.retrieval.checking import look
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState, StateTable, bitmap_of, pack_states
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import Manifest
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance.checking import look
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import add

@@ -26,8 +26,6 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.history import History, forget_history, history_home, list_histories
-from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance.checking import look, plan, repair
 from rest_local.retrieval.staging import clear, remove, staging
 from rest_local.retrieval.update.forgetting import forget, names_in
 from rest_local.retrieval.update.merging import merge
@@ -68,12 +66,6 @@ def _forget(home: Path, files: Files) -> None:
     forget(home / "store", {str(home.parent / SOURCE / NAME)}, files=files)
 
 
-def _repair(home: Path, files: Files) -> None:
-    for looked in look(home / "store"):
-        if looked.faults:
-            repair(plan(looked), files=files)
-
-
 def _watch(home: Path, files: Files) -> None:
     """Watch until one event is seen."""
     stop = threading.Event()
@@ -110,13 +102,6 @@ def with_secret(home: Path) -> None:
     of(home).update()
 
 
-def damaged(home: Path) -> None:
-    with_secret(home)
-    for entry in read_manifest(home / "store").segments:
-        file = home / "store" / file_name(entry.name, "order")
-        file.write_bytes(bytes(file.stat().st_size))
-
-
 Work = Callable[[Path, Files], None]
 WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "first build": (nothing, _build),
@@ -127,7 +112,6 @@ WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "merge": (with_secret, _merge),
     "rebuild": (with_secret, _build),
     "forget": (with_secret, _forget),
-    "repair": (damaged, _repair),
     "removal": (with_secret, _remove),
     "watch": (with_other_text, _watch),
 }
@@ -173,8 +157,7 @@ def test_killed_before_any_step_and_forgotten(base: Path, way: str, monkeypatch:
         assert traces(home) == [], (state.before, said)
         if (home / "store" / MANIFEST).exists():
             with Datastore.open(home / "store") as store:
-                if way != "repair":
-                    store.check()
+                store.check()
                 assert not any(NAME in name for name in names_in(store))
     assert held, "the text was on the disk after some of the kills"
 

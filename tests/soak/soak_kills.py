@@ -36,9 +36,8 @@ from failpoints import Named
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.format import VocabularyId, file_name
+from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance.checking import look, plan, repair
 from rest_local.retrieval.sources import Walk, from_recipe
 from rest_local.retrieval.update import watching
 from rest_local.retrieval.update.forgetting import forget
@@ -265,25 +264,6 @@ class Chain:
             found.append((state, order))
         return found
 
-    def repair(self) -> int:
-        """Damage an order and kill the repair: another one makes the same texts of it. Returns the number of kills."""
-        entry = self.draw.choice(read_manifest(self.path).segments)
-        order = self.path / file_name(entry.name, "order")
-        order.write_bytes(bytes(order.stat().st_size))
-
-        def work(path: Path, files: Files) -> None:
-            for one in look(path):
-                if one.faults:
-                    repair(plan(one), files=files)
-
-        change = Change("repair", work, lambda state: state)
-        code = os.waitstatus_to_exitcode(os.waitpid(self.forked(change, self.killed(change)), 0)[1])
-        assert code in (0, -signal.SIGKILL)
-        self.run(change, Files())
-        self.check([change], [0])
-        self.counts["repair" if code else "repair, not killed"] += 1
-        return 1 if code else 0
-
     def go_on(self) -> None:
         """Check that a change succeeds if it is not killed, and that the next commit deletes what was left over."""
         change = self.any()
@@ -314,7 +294,6 @@ def chain(directory: Path, seed: int, kills: int) -> None:
         killed += run.turn()
         turns += 1
         if turns % 5 == 0:
-            killed += run.repair()
             run.go_on()
         if turns % 500 == 0:
             print(f"seed {seed}: {killed} killed in {time.monotonic() - began:.0f} s", flush=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import completion, terminal
+from rest_local.cli import completion
 from rest_local.cli.index import group
 from rest_local.cli.index.build import described_sources
 from rest_local.cli.index.group import (
@@ -28,12 +28,10 @@ from rest_local.errors import DatastoreError, DatastoreNotFound, printable
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.maintenance.checking import Fault, Looked, RepairPlan
 
 PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
-_MOST_NAMED = 10
 
 
 @index.command()
@@ -172,93 +170,34 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
 @option("--thorough", "Sort the text again and compare the whole order; takes the memory of a build.")
-@option("--repair", "Repair what can be repaired.", configurable=False)
-@option("-y --yes", "Drop what cannot be repaired, without a question.", configurable=False)
 @json_option
-def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: bool, as_json: bool) -> None:
+def check(name: str, vocabulary: str | None, thorough: bool, as_json: bool) -> None:
     """Check every file of a datastore and list each fault. The exit code is 1 if there is one.
 
-    Sizes, checksums and the contents of the files are checked. Leftovers of killed processes are listed too.
-
-    --repair keeps the segments that are intact. It rewrites what can be derived, drops segments whose text is damaged,
-    replaces a damaged manifest by a complete copy, and deletes the leftovers of killed processes. After it, `index
-    update` or `rebuild` reads the files of dropped segments again.
+    Sizes, checksums and the contents of the files are checked. Leftovers of killed processes are deleted. `index
+    rebuild` replaces a damaged datastore.
     """
+    from rest_local.retrieval.checking import look
     from rest_local.retrieval.home import holds_files, read_manifest
-    from rest_local.retrieval.maintenance.checking import look
+    from rest_local.retrieval.staging import clear
 
     path = path_of(name)
     if vocabulary is None and path.is_file():
         read_manifest(path)
     if vocabulary is None and not holds_files(path):
         raise DatastoreNotFound(path)
+    with contextlib.suppress(DatastoreError):  # It can be read even if it cannot be changed.
+        clear(path)
     looked = look(path, None if vocabulary is None else indexes_of(name, vocabulary), thorough=thorough)
-    faults = [fault for one in looked for fault in one.faults]
-    if not as_json:
-        _tell(name, looked, faults, repair)
-    plans = _repaired(name, looked, yes) if repair and faults else []
+    faults, size = [fault for one in looked for fault in one.faults], sum(one.bytes for one in looked)
     if as_json:
-        found = {"path": str(path), "ok": not faults, "bytes": sum(one.bytes for one in looked)}
-        listed = [fault.to_dict() for fault in faults]
-        print_json({**found, "faults": listed, "repaired": [planned.to_dict() for planned in plans]})
+        print_json({"path": str(path), "ok": not faults, "bytes": size, "faults": [one.to_dict() for one in faults]})
+    elif not faults:
+        click.echo(f"{path}: {in_bytes(size)} checked, no damage")
     else:
-        for planned in plans:
-            _tell_repaired(name, planned)
-    if faults and (not repair or any(planned.hopeless for planned in plans)):
+        for fault in faults:
+            click.echo(printable(f"{fault.directory / fault.name}: {fault.what}"))
+        way_out = f"`rest-local index rebuild {name}` replaces it"
+        click.echo(f"{path}: {in_bytes(size)} intact, {len(faults)} faults; {way_out}")
+    if faults:
         raise click.exceptions.Exit(1)
-
-
-def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: bool) -> None:
-    size = in_bytes(sum(one.bytes for one in looked))
-    if not faults:
-        return click.echo(f"{path_of(name)}: {size} checked, no damage")
-    for fault in faults:
-        room = f", {in_bytes(fault.bytes)}" if fault.bytes else ""
-        click.echo(printable(f"{fault.directory / fault.name}: {fault.what}{room}"))
-    click.echo(f"{path_of(name)}: {size} intact, {len(faults)} faults")
-    if not repair:
-        click.echo(f"`rest-local index check {name} --repair` repairs what can be repaired")
-    return None
-
-
-def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[RepairPlan]:
-    """Repair, after a question if documents are lost. Raises OptionError without a terminal."""
-    from rest_local.retrieval.maintenance.checking import plan, repair
-
-    plans = [plan(one) for one in looked if one.faults]
-    lossy = [planned for planned in plans if planned.lost or planned.copy]
-    if lossy and not yes:
-        what = "; ".join(_lost(planned) for planned in lossy)
-        without = f"datastore {name}: give --yes to repair it without a question ({what})"
-        terminal.confirm(f"Repair datastore {name} ({what})?", without)
-    for planned in plans:
-        repair(planned)
-    return plans
-
-
-def _lost(planned: RepairPlan) -> str:
-    if planned.copy:
-        return "the damaged manifest is replaced by its copy"
-    names = planned.lost_names
-    if names is None:
-        return f"{planned.lost_tokens:,} tokens are lost, of documents whose names are damaged as well"
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{planned.lost_tokens:,} tokens are lost, of {', '.join(names[:_MOST_NAMED])}{more}"
-
-
-def _tell_repaired(name: str, planned: RepairPlan) -> None:
-    from rest_local.retrieval.sources.recipes import can_repeat
-
-    directory, manifest = planned.looked.directory, planned.looked.manifest
-    if planned.hopeless:
-        return click.echo(printable(f"{directory}: not repaired, {planned.hopeless}; build it again"))
-    if planned.again:
-        click.echo(f"{directory}: {len(planned.again)} segments were written again from their intact text")
-    if planned.lost or planned.copy:
-        click.echo(printable(f"{directory}: {_lost(planned)}"))
-    if planned.lost and manifest and can_repeat(manifest.recipe):
-        click.echo(f"`rest-local index update {name}` reads those files again, `rest-local index rebuild {name}` all")
-    if planned.left:
-        freed = in_bytes(sum(fault.bytes for fault in planned.left))
-        click.echo(f"{directory}: deleted leftovers of killed processes, {freed}")
-    return None

@@ -1,1 +1,0 @@
-"""Check and repair an index."""
