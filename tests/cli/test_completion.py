@@ -52,12 +52,9 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
         ("index info st", "stdlib"), ("index remove nothing", "<file>"),
         ("generate -m ", "a.gguf b.GGUF coder"), ("rm c", "coder"),
         ("generate --draft-model b", "b.GGUF"), ("chat -m ~/models/", "<file>"), ("generate -m zz", "<file>"),
-        ("config set top-", "top-k top-n-sigma top-p"), ("config set policy re", "rest respec"),
-        ("config set history ", "false true"), ("config set datastore mycode s", "stdlib"), ("config unset ctx", "ctx"),
-        ("config set nothing ", ""),
     ],
 )  # fmt: skip
-def test_names_of_datastores_models_and_keys(offered: Offered, words: str, names: str) -> None:
+def test_names_of_datastores_and_models(offered: Offered, words: str, names: str) -> None:
     assert offered(*words.split(" ")) == names.split()
 
 
@@ -93,7 +90,7 @@ def test_bash_splits_words_at_colons(monkeypatch: pytest.MonkeyPatch, words: lis
     assert completed.complete().splitlines() == [f"plain,{word}" for word in sorted(expected)]
 
 
-@pytest.mark.parametrize("words", ["rest-local generate -d ", "rest-local config set po", "rest-local serve -m "])
+@pytest.mark.parametrize("words", ["rest-local generate -d ", "rest-local serve -m "])
 def test_nothing_heavy_is_imported(offered: Offered, words: str) -> None:
     code = (
         "import sys, atexit\n"

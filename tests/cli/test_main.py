@@ -60,7 +60,7 @@ def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None
     ("line", "meant"),
     [
         ("chatt", "chat"), ("run", "chat"), ("search", "index search"), ("index ls", "list"), ("index buidl", "build"),
-        ("config sett", "set"), ("generate --tokns 5", "--tokens"),
+        ("config shw", "show"), ("generate --tokns 5", "--tokens"),
     ],
 )  # fmt: skip
 def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str) -> None:

@@ -141,7 +141,7 @@ def test_a_file_of_other_bytes_is_one_line(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("generate", "--help"), ("--version",), ("config", "path"), ("config", "set", "--help"),
+    [("--help",), ("generate", "--help"), ("--version",), ("config", "path"), ("config", "show", "--help"),
      ("completion", "fish"), ("config", "--help")],
     ids=" ".join,
 )  # fmt: skip
@@ -151,6 +151,33 @@ def test_a_damaged_file_does_not_stop_what_does_not_need_it(
     file("ctx = = 3\n")
     done = call(*arguments)
     assert (done.code, done.err) == (0, "")
+
+
+def test_show_says_where_each_value_comes_from(
+    file: Callable[[str], Path], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file('model = "/models/a.gguf"\ntemp = 0.7\n[profile."qwen*"]\nctx = 32768\n')
+    monkeypatch.delenv("REST_LOCAL_NO_CODE")
+    monkeypatch.setenv("REST_LOCAL_TOP_K", "20")
+    monkeypatch.setenv("REST_LOCAL_TEMP", "")  # empty, as none
+    assert [line.split(maxsplit=2) for line in call("config", "show").out.splitlines()] == [
+        ["model", '"/models/a.gguf"', f"{path}:1"],
+        ["temp", "0.7", f"{path}:2"],
+        ["top-k", '"20"', "environment, REST_LOCAL_TOP_K"],
+    ]
+    lines = call("config", "show", "-m", "dir/Qwen3.gguf", "ctx", "max-body").out.splitlines()
+    assert [line.split(maxsplit=2) for line in lines] == [
+        ["ctx", "32768", f'{path}:4, profile "qwen*"'],
+        ["max-body", "8388608", "default"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["ctx = 'x'\n", "[profile.a]\ntopk = 3\n", "ctx =\n"])
+def test_show_checks_the_whole_file(file: Callable[[str], Path], call: Call, text: str) -> None:
+    path = file(text)
+    done = call("config", "show")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert done.err.startswith(f"rest-local: error: configuration {path}:")
 
 
 def test_what_deletes_or_overwrites_without_asking_has_no_key() -> None:
