@@ -236,16 +236,13 @@ class Decoder:
         for context in self.contexts:
             context.scheduler.slots.forget()
 
-    def use_datastores(self, stores: Sequence[Datastore] | None = None) -> None:
-        """Draft from these from now on, running requests as well; None: from those that were offered. Those used before
-        are the caller's to close then. Not while a request is stepped: with a service, by way of `Service.run`.
+    def use_datastores(self) -> None:
+        """Draft from the datastores that were offered from now on, running requests as well. Not while a request is
+        stepped: with a service, by way of `Service.run`.
         """
         for context in self.contexts:
             context.scheduler.deliver()  # Where tokens come from is read from the stores that they were drafted from.
-        if stores is None:
-            self.datastores.take()
-        else:
-            self.datastores.use(stores)
+        self.datastores.take()
         for context in self.contexts:
             failed, in_use = context.sources.failed, self.datastores.in_use
             failed[:] = [store for store in failed if not isinstance(store, Datastore) or store in in_use]

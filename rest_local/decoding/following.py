@@ -99,10 +99,6 @@ class OpenDatastores:
             raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
         return [known[name] for name in names if name in known]
 
-    def use(self, stores: Sequence[Datastore]) -> None:
-        """Draft from these. Those used before are the caller's to close."""
-        self.in_use = list(stores)
-
     def take(self) -> None:
         """Use what waits, in the engine's thread. `close_retired` closes what was used before."""
         with self._lock:

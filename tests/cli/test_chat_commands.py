@@ -3,10 +3,8 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 from fake_cli_engine import HELLO, FakeEngine
 
@@ -14,7 +12,7 @@ from rest_local.cli.chat import commands
 from rest_local.cli.chat.commands import perform
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Talk, TalkOptions
-from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
+from rest_local.errors import PromptTooLong
 from rest_local.llama.sampling_defaults import SamplingDefaults
 
 Said = Callable[[], str]
@@ -34,7 +32,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def talk(engine: Any) -> Iterator[Talk]:
-    with Talk(engine, TalkOptions({}, 100), interactive=True, reopen=lambda config: engine) as talk:
+    with Talk(engine, TalkOptions({}, 100), interactive=True) as talk:
         yield talk
 
 
@@ -90,8 +88,8 @@ def test_set_shows_where_each_value_comes_from(talk: Talk, engine: FakeEngine, s
 @pytest.mark.parametrize(
     "line",
     ["/quit now", "/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens -2", "/set tokens x",
-     "/set top_p 3", "/set markdown maybe", "/file", "/file /no/such/file", "/undo", "/regen", "/retry",
-     "/load nothing", "/save", "/save a/b", "/datastore remove x", "/datastore drop x", "/drafts perhaps"],
+     "/set top_p 3", "/file", "/file /no/such/file", "/undo", "/retry",
+     "/load nothing", "/save", "/save a/b", "/drafts perhaps"],
 )  # fmt: skip
 def test_what_is_refused_is_one_line_and_changes_nothing(talk: Talk, engine: FakeEngine, said: Said, line: str) -> None:
     before = talk.settings
@@ -114,26 +112,21 @@ def test_undo_takes_back_a_question_and_its_answer(talk: Talk, said: Said) -> No
     assert said() == "taken back; nothing is left\n"
 
 
-def test_regen_draws_another_answer_and_retry_the_same(talk: Talk, engine: FakeEngine) -> None:
-    perform(talk, "/set seed 5")
-    perform(talk, "/set temp 0")
+def test_retry_gives_another_answer(talk: Talk, engine: FakeEngine) -> None:
     perform(talk, "one")
+    engine.scripts = [[HELLO[0]]]
     perform(talk, "/retry")
-    perform(talk, "/regen")
-    first, same, other = (arguments["sampling"] for arguments in engine.arguments)
-    assert first == same
-    assert (other.temperature, other.seed) == (0.8, 8)
-    assert [len(messages) for messages in engine.messages] == [1, 1, 1]
-    assert contents(talk) == ["one", "Hello"]
+    assert [len(messages) for messages in engine.messages] == [1, 1]
+    assert contents(talk) == ["one", "Hel"]
 
 
 def test_an_answer_stays_where_no_other_comes(talk: Talk, engine: FakeEngine) -> None:
     perform(talk, "one")
     engine.scripts = [[PromptTooLong(900, 64)]]
-    perform(talk, "/regen")
+    perform(talk, "/retry")
     assert contents(talk) == ["one", "Hello"]
     engine.scripts = [[KeyboardInterrupt()]]
-    perform(talk, "/regen")
+    perform(talk, "/retry")
     assert contents(talk) == ["one", "Hello"]
 
 
@@ -178,26 +171,6 @@ def test_a_file_goes_with_the_next_message(talk: Talk, tmp_path: Path, said: Sai
     assert contents(talk)[2] == "next"
 
 
-def test_edit_replaces_the_newest_question(talk: Talk, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
-    perform(talk, "one")
-    seen: list[str] = []
-    monkeypatch.setattr(click, "edit", lambda text, **_: seen.append(text) or "changed\r\n")
-    perform(talk, "/edit")
-    assert (seen, contents(talk)) == (["one"], ["changed", "Hello"])
-    said()
-    monkeypatch.setattr(click, "edit", lambda text, **_: None)
-    perform(talk, "/edit")
-    assert said() == "nothing was changed\n"
-
-    def broken(text: str, **_: Any) -> None:
-        raise click.ClickException("Editing failed")
-
-    monkeypatch.setattr(click, "edit", broken)
-    perform(talk, "/edit")
-    assert said() == "rest-local: error: /edit: Editing failed\n"
-    assert contents(talk) == ["changed", "Hello"]
-
-
 def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     perform(talk, "/load")
     assert said() == "there are no sessions; /save NAME keeps this one\n"
@@ -227,60 +200,3 @@ def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pyt
     perform(talk, "/save second")
     assert json.loads((data / "sessions" / "second.json").read_text())["messages"][0]["content"] == "new"
     NamedSession("first").close()  # is free again
-
-
-def test_datastores_are_added_removed_and_listed(
-    talk: Talk, engine: FakeEngine, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from rest_local.decoding import opening
-
-    closed: list[str] = []
-
-    def opened(config: Any, model: Any, undo: Any, unusable: Any) -> list[Any]:
-        (name,) = config.datastores
-        if name == "missing":
-            raise DatastoreNotFound(name)
-        return [SimpleNamespace(path=tmp_path / "stores" / name, close=lambda: closed.append(name))]
-
-    monkeypatch.setattr(opening, "open_datastores", opened)
-    perform(talk, "/datastore")
-    assert said() == "drafts come from: none\n"
-    perform(talk, "/datastore add mycode")
-    perform(talk, "/datastore add other")
-    assert said().splitlines()[-1] == "drafts come from: mycode, other"
-    perform(talk, "/datastore add mycode")
-    assert "is in use already" in said()
-    perform(talk, "/datastore add missing")
-    assert "not found" in said()
-    perform(talk, "/datastore remove mycode")
-    assert said() == "drafts come from: other\n"
-    assert (closed, [store.path.name for store in engine.datastores.in_use]) == (["mycode"], ["other"])
-    seen: list[Any] = []
-    talk._reopen = lambda config: seen.append(config) or engine  # type: ignore[assignment,func-returns-value]
-    perform(talk, "/model next.gguf")
-    assert (str(seen[0].model), seen[0].datastores) == ("next.gguf", (str(tmp_path / "stores" / "other"),))
-
-
-def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine: Any, said: Said) -> None:
-    other: Any = FakeEngine([list(HELLO)])
-    other.model.path = Path("other.gguf")
-
-    def reopen(config: Any) -> Any:
-        if str(config.model) == "missing.gguf":
-            raise ModelNotFound("missing.gguf")
-        return other if str(config.model) == "other.gguf" else engine
-
-    with Talk(engine, TalkOptions({}, 100), interactive=True, reopen=reopen) as talk:
-        perform(talk, "one")
-        said()
-        perform(talk, "/model missing.gguf")
-        assert "no such file" in said()
-        assert talk.engine is engine
-        perform(talk, "/model other.gguf")
-        assert said() == "other goes on with the conversation\n"
-        perform(talk, "two")
-        assert [message["content"] for message in other.messages[0]] == ["one", "Hello", "two"]
-        said()
-        perform(talk, "/model")
-        assert said().startswith("other: fake 1M Q8_0, context 1024 tokens")
-    assert other.closed

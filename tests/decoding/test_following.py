@@ -162,21 +162,6 @@ def test_a_removed_datastore_is_closed_and_used_again_when_it_is_back(store: Pat
     assert names(engine) == [["new"]]
 
 
-def test_what_the_owner_stopped_using_does_not_come_back(store: Path) -> None:
-    engine = StubEngine(store)
-    follower = Follower(engine.model, engine.datastores, [store])
-    follower.look()
-    write(store, "b")
-    follower.look()
-    (old,) = engine.datastores.in_use
-    engine.datastores.use([])
-    old.close()
-    assert engine.take() == []
-    write(store, "c")
-    follower.look()
-    assert engine.take() == []
-
-
 def test_an_older_commit_never_replaces_a_newer_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow open in the follower's thread and a reload at the same time: the reload waits for its turn."""
     engine, follower = followed(store)

@@ -1,8 +1,8 @@
 """`rest-local chat`: talk to a model in the terminal, or ask it one question from the command line or a pipe.
 
 - A question on the command line, a pipe, or both give one answer. A pipe is one text, whatever its lines, and is
-attached to the question if there is one. - A terminal starts a conversation, until `/bye`, Ctrl-D, or Ctrl-C twice at
-an empty line (exit code 130).
+  attached to the question if there is one.
+- A terminal starts a conversation, until `/bye`, Ctrl-D, or Ctrl-C twice at an empty line (exit code 130).
 
 If Ctrl-C stops the answer to one question, the exit code is 130. A conversation goes on.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,14 +74,13 @@ def chat(
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     if template is None:  # With a template of the user's own, any model will do.
         config = opening.conversing(config)  # Ask about the model before `live.chosen` asks about the code.
-    open_ = partial(_open, template=template, live=live.chosen())
+    live = live.chosen()
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
         kept = None if named is None else named.read()  # Report a damaged session before the model is loaded.
         settings = TalkOptions({"grammar": grammar}, tokens, stop)
-        talk = stack.enter_context(
-            Talk(open_(config), settings, as_json=as_json, quiet=quiet, interactive=asked is None, reopen=open_)
-        )
+        engine = _open(config, template, live)
+        talk = stack.enter_context(Talk(engine, settings, as_json=as_json, quiet=quiet, interactive=asked is None))
         if named is not None and kept is not None:
             talk.resume(named, kept)
         if system is not None:
@@ -113,7 +111,7 @@ def _question(argument: str | None) -> str | None:
 
 def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
     """Open an engine whose model can chat, with this template if there is one. Raises ModelError."""
-    engine = opening.open_engine(config if template is not None else opening.conversing(config), live)
+    engine = opening.open_engine(config, live)
     try:
         if template is not None:
             engine.model.chat_template = template
@@ -134,7 +132,7 @@ def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
 
     if greet:
         note(f"{name_of(talk.engine.model.path)}: /help for help, /bye to leave")
-    prompt = Prompt(lambda text: completions(talk, text), keep)
+    prompt = Prompt(completions, keep)
     warned = False
     while True:
         indexer.show_news()

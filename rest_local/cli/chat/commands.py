@@ -10,25 +10,24 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rest_local.cli import inputs, opening
-from rest_local.cli.chat.conversation import Attachment, NamedSession, session_names, text_of
+from rest_local.cli import inputs
+from rest_local.cli.chat.conversation import Attachment, NamedSession, session_names
 from rest_local.cli.chat.display import COLOURS, of_source
 from rest_local.cli.chat.prompt import is_dumb, unquoted
 from rest_local.cli.chat.talk import Talk, note
-from rest_local.cli.terminal import columns, counted, sampling_rows, statistics_line, write_text
+from rest_local.cli.terminal import columns, counted, sampling_rows
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
 from rest_local.llama.options import NUMBERS
 from rest_local.llama.sampling_defaults import DEFAULTS
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
-KEYS = (*NUMBERS, "tokens", "stop", "markdown")
+KEYS = (*NUMBERS, "tokens", "stop")
 WIDEST = 100
 
 
@@ -94,7 +93,6 @@ def _set(talk: Talk, argument: str) -> None:
         rows = sampling_rows({name: {"value": value, "from": origin} for name, (value, origin) in origins.items()})
         note("\n".join(columns(list(rows.items()))))
         note(f"tokens {settings.tokens}\nstop {' '.join(map(repr, settings.stop)) or None}")
-        note(f"markdown {'on' if settings.markdown else 'off'}")
     elif name in NUMBERS:
         talk.settings = replace(talk.settings, sampling=_with_number(talk, name, value.strip()))
     elif name == "tokens":
@@ -103,8 +101,6 @@ def _set(talk: Talk, argument: str) -> None:
         talk.settings = replace(talk.settings, tokens=int(value))
     elif name == "stop":
         talk.settings = replace(talk.settings, stop=(value,) if value else ())
-    elif name == "markdown":
-        talk.settings = replace(talk.settings, markdown=_switched(value, talk.settings.markdown))
     else:
         raise OptionError(f"/set {name}: no such setting; give one of {', '.join(KEYS)}")
 
@@ -195,22 +191,6 @@ def _undo(talk: Talk, argument: str) -> None:
     note(f"taken back; the newest question is now: {shown}" if left else "taken back; nothing is left")
 
 
-def _edit(talk: Talk, argument: str) -> None:
-    before = talk.conversation.question
-    try:
-        text = click.edit(before or "", extension=".md", require_save=True)
-    except click.ClickException as error:
-        raise OptionError(f"/edit: {error.format_message()}") from error
-    text = (text or "").replace("\r\n", "\n").rstrip()
-    if not text or text == before:
-        note("nothing was changed")
-        return
-    if before is not None:
-        talk.conversation.images = talk.conversation.question_images + talk.conversation.images
-        talk.conversation.undo()
-    talk.ask(text)
-
-
 def _file(talk: Talk, argument: str) -> None:
     if not argument:
         raise OptionError("/file: give a path")
@@ -236,93 +216,15 @@ def unwrapped(path: str) -> str:
     return path[1:-1] if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"" else path
 
 
-def _datastore(talk: Talk, argument: str) -> None:
-    from rest_local.retrieval.home import list_datastores
-
-    word, _, name = argument.partition(" ")
-    name = unwrapped(name.strip())
-    engine = talk.engine
-    if word == "add" and name:
-        _add_datastore(talk, name)
-    elif word == "remove" and name:
-        found = [store for store in engine.datastores.in_use if name in (store.path.name, str(store.path))]
-        if not found:
-            raise OptionError(f"datastore {name} is not in use; /datastore list shows those that are")
-        talk.use_datastores([store for store in engine.datastores.in_use if store not in found])
-        for store in found:
-            store.close()
-    elif word not in ("", "list"):
-        raise OptionError("/datastore: add NAME, remove NAME, or list")
-    used = [store.path.name for store in engine.datastores.in_use]
-    others = [other for other in list_datastores() if other not in used]
-    note(f"drafts come from: {', '.join(used) or 'none'}" + (f"; not in use: {', '.join(others)}" if others else ""))
-
-
-def _add_datastore(talk: Talk, name: str) -> None:
-    """Draft from one more, with the rules of -d if it cannot be opened. Raises DatastoreError, OptionError."""
-    from rest_local.decoding.opening import open_datastores
-    from rest_local.retrieval.home import datastore_path
-
-    engine = talk.engine
-    if any(other.path == datastore_path(name) for other in engine.datastores.in_use):
-        raise OptionError(f"datastore {name} is in use already")
-    unusable = opening.unusable(engine.config.build_missing, is_named=True)
-    with ExitStack() as undo:
-        stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)
-        talk.use_datastores([*engine.datastores.in_use, *stores])
-        undo.pop_all()
-
-
 def _drafts(talk: Talk, argument: str) -> None:
     drafts = _switched(argument, talk.settings.drafts)
     talk.settings = replace(talk.settings, drafts=drafts)
     if not drafts:
-        note("answers are shown as Markdown")
+        note("drafted tokens are not marked any more")
         return
     colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
     sources = " ".join(of_source(source, source, colours) for source in COLOURS)
     click.echo(f"drafted tokens are underlined, by source: {sources}", err=True)
-
-
-def _raw(talk: Talk, argument: str) -> None:
-    answer = next((text_of(each) for each in reversed(talk.conversation.messages) if each["role"] == "assistant"), "")
-    if not answer:
-        raise OptionError("there is no answer yet")
-    write_text(answer.removesuffix("\n") + "\n")
-
-
-def _stats(talk: Talk, argument: str) -> None:
-    from rest_local.decoding.results import DraftStatistics, Timings
-    from rest_local.decoding.stream import Result
-
-    timings = Timings.total(result.timings for result in talk.results)
-    drafts = [result.draft for result in talk.results]
-    steps, generated, drafted, accepted = (
-        sum(getattr(draft, name) for draft in drafts) for name in ("steps", "generated", "drafted", "accepted")
-    )
-    each = [result.draft.plain_step_ms * result.timings.predicted_tokens for result in talk.results]
-    plain_ms = sum(each) if all(each) else 0.0
-    whole = Result(
-        sources=[source for result in talk.results for source in result.sources],
-        timings=timings,
-        draft=DraftStatistics(drafted=drafted, plain_step_ms=plain_ms / max(timings.predicted_tokens, 1)),
-    )
-    answers = counted(len(talk.results), "answer")
-    note(f"{answers}, {timings.predicted_tokens} tokens: {statistics_line(whole)}")
-    note(f"{generated / max(steps, 1):.2f} tokens a forward pass, {accepted} of {drafted} draft tokens accepted")
-    note(f"prompts: {timings.prompt_tokens} tokens evaluated, {timings.cached_tokens} were in the KV cache")
-    note(f"context: {talk.engine.statistics()['cells_used']} of {talk.engine.n_ctx} tokens")
-
-
-def _model(talk: Talk, argument: str) -> None:
-    from rest_local.catalog.stores import name_of
-
-    if not argument:
-        model = talk.engine.model
-        note(f"{name_of(model.path)}: {model.description}, context {talk.engine.n_ctx} tokens, {model.path}")
-        return
-    talk.use_model(unwrapped(argument))
-    note(f"{name_of(talk.engine.model.path)} goes on with the conversation")
 
 
 def _bye(talk: Talk, argument: str) -> None:
@@ -331,27 +233,21 @@ def _bye(talk: Talk, argument: str) -> None:
 
 COMMANDS = {
     "help": Command(_help, "", "this text"),
-    "set": Command(_set, "[NAME VALUE]", "show or change temperature, top_p, seed, tokens, stop, markdown ..."),
+    "set": Command(_set, "[NAME VALUE]", "show or change temperature, top_p, seed, tokens, stop ..."),
     "system": Command(_system, "[TEXT]", "show or change the system message; none removes it"),
     "load": Command(_load, "[NAME]", "go on with a session; without a name: list them"),
     "save": Command(_save, "[NAME]", "keep the conversation as a session"),
     "clear": Command(_clear, "", "forget the conversation, not the system message"),
     "undo": Command(_undo, "", "take back the newest question and its answer"),
-    "regen": Command(lambda talk, argument: talk.regenerate(), "", "another answer to the newest question"),
-    "retry": Command(lambda talk, argument: talk.retry(), "", "answer the newest question again, as things are set"),
-    "edit": Command(_edit, "", "change the newest question in $EDITOR, and ask it"),
+    "retry": Command(lambda talk, argument: talk.retry(), "", "answer the newest question again"),
     "file": Command(_file, "PATH", "send a file with the next message"),
     "image": Command(_image, "PATH", "send an image with the next message, where the model has a projector"),
-    "datastore": Command(_datastore, "add|remove|list", "what drafts are looked up in"),
     "drafts": Command(_drafts, "[on|off]", "underline drafted tokens, in the colour of their source"),
-    "raw": Command(_raw, "", "the newest answer as the model wrote it, without colours"),
-    "stats": Command(_stats, "", "what drafting did in this chat"),
-    "model": Command(_model, "[MODEL]", "show the model, or go on with another one"),
     "bye": Command(_bye, "", "leave"),
 }
 
 
-def completions(talk: Talk, text: str) -> Iterator[tuple[str, int]]:
+def completions(text: str) -> Iterator[tuple[str, int]]:
     """Yield what may stand at the end of `text`, and where that begins, counted from the end."""
     if not text.startswith("/") or "\n" in text:
         return
@@ -359,37 +255,25 @@ def completions(talk: Talk, text: str) -> Iterator[tuple[str, int]]:
     if not space:
         yield from ((f"/{name}", -len(text)) for name in COMMANDS if name.startswith(word))
         return
-    for choice in _choices(talk, word, rest):
+    for choice in _choices(word, rest):
         if choice.startswith(rest):
             yield choice, -len(rest)
 
 
-def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
+def _choices(word: str, rest: str) -> Iterator[str]:
     """Yield what may follow a command, including all texts that begin with `rest`."""
-    from rest_local.catalog.stores import names
-    from rest_local.retrieval.home import list_datastores
-
     if word in ("file", "image"):
         yield from paths(rest)
     elif word == "set":
         yield from KEYS
-        yield from ("markdown on", "markdown off")
     elif word in ("load", "save"):
         yield from session_names()
     elif word == "drafts":
         yield from ("on", "off")
-    elif word == "model":
-        yield from names()
-        yield from paths(rest, (".gguf",))
-    elif word == "datastore":
-        used = [store.path.name for store in talk.engine.datastores.in_use]
-        yield from ("add", "remove", "list")
-        yield from (f"add {name}" for name in list_datastores() if name not in used)
-        yield from (f"remove {name}" for name in used)
 
 
-def paths(begun: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield folders and files that begin like this, hidden ones only after a typed dot. No suffixes mean all files."""
+def paths(begun: str) -> Iterator[str]:
+    """Yield folders and files that begin like this, hidden ones only after a typed dot."""
     folder, name = os.path.split(begun)
     try:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
@@ -398,7 +282,4 @@ def paths(begun: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
     for entry in entries:
         if entry.name.startswith(".") and not name.startswith("."):
             continue
-        if entry.is_dir():
-            yield os.path.join(folder, entry.name) + os.sep
-        elif not suffixes or entry.name.endswith(suffixes):
-            yield os.path.join(folder, entry.name)
+        yield os.path.join(folder, entry.name) + (os.sep if entry.is_dir() else "")

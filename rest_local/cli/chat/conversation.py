@@ -2,9 +2,10 @@
 
 Messages are in OpenAI's form, so they go to `Engine.chat` and into a session file as they are. A session NAME has
 
-- `NAME.json`, written whole after each answer: the format, the model's name, the system message, the messages. -
-`NAME.cells`, the KV cache when the session was left (`CellStore.save`). If it is deleted, the conversation is
-evaluated again. - `NAME.lock`, which the one process that has the session open has locked.
+- `NAME.json`, written whole after each answer: the format, the model's name, the system message, the messages.
+- `NAME.cells`, the KV cache when the session was left (`CellStore.save`). If it is deleted, the conversation is
+  evaluated again.
+- `NAME.lock`, which the one process that has the session open has locked.
 
 A damaged JSON file is refused, because going on would overwrite it. The module knows no engine and no terminal.
 """
@@ -57,11 +58,6 @@ class Conversation:
     @property
     def question(self) -> str | None:
         return next((text_of(message) for message in reversed(self.messages) if message["role"] == "user"), None)
-
-    @property
-    def question_images(self) -> list[Message]:
-        content = next((each["content"] for each in reversed(self.messages) if each["role"] == "user"), None)
-        return content[1:] if isinstance(content, list) else []
 
     def ask(self, text: str) -> None:
         """Add a question with all attachments. It replaces a question that was not answered."""

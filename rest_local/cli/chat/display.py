@@ -1,13 +1,11 @@
-"""Show an answer while it comes: as Markdown, with its drafted tokens marked, or as it is.
+"""Show an answer while it comes: with its code coloured, with its drafted tokens marked, or as it is.
 
 A `Display` belongs to one answer. `show` is called with each piece, and `finish` once at the end, however the answer
 ended; the shown text then ends with a line end. No method raises for what a model writes. Each display shows every
 character of the answer, and changes nothing that it has shown.
 
-Marks of Markdown stay, so what is on the screen can be copied into a file, whatever the model meant by them. Nothing is
-wrapped or moved: a terminal breaks long lines itself, and joins them again when they are copied. Text is only added at
-the end. While a style is open, at most HELD characters are held back: a line of code, or text after a mark that may be
-closed in the same line.
+What is on the screen can be copied into a file. Nothing is wrapped or moved: a terminal breaks long lines itself, and
+joins them again when they are copied.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,106 +25,64 @@ if TYPE_CHECKING:
     from rest_local.chat.tools import Delta
     from rest_local.decoding.engine import Engine, Piece
 
-HELD = 200
+HELD = 200  # A line of code that is longer is shown as it comes, without colours.
 # To colour a line of code, so many characters before it are read again. Then they are forgotten, between two tokens.
 CONTEXT = 2000
 
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`\n]*)(\n|\Z)")
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t]")
-# A text that may still become a fence or a heading.
-_UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|#{0,6}|(?:`{3,}|~{3,})[^`\n]*)")
-_MARK = re.compile(r"[`*_\n]")
-_RUN = re.compile(r"(.)\1*")
-_OPENING = re.compile(r"(?<![`\\])`|(?<![\w*\\])\*{1,2}(?![\s*])|(?<![\w\\])_(?![\s_])|[`*_]+\Z", re.ASCII)
-_PAIR = re.compile(
-    r"(?<![`\\])(?P<code>`+)(?!`)[^\n]+?(?<!`)(?P=code)(?!`)"
-    r"|(?<![\w*\\])(?P<bold>\*\*)(?![\s*])[^\n]*?[^\s*]\*\*(?![\w*])"
-    r"|(?<![\w*\\])(?P<italic>\*)(?![\s*])(?:[^*\n]*[^\s*])\*(?![\w*])"
-    r"|(?<![\w\\])(?P<emphasis>_)(?![\s_])(?:[^_\n]*[^\s_])_(?!\w)",
-    re.ASCII,
-)
-_STYLES: dict[str, dict[str, Any]] = {
-    "code": {"bold": True}, "bold": {"bold": True}, "italic": {"italic": True}, "emphasis": {"italic": True},
-}  # fmt: skip
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`]*)")
+# The beginning of a line that may still become a fence.
+_UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|(?:`{3,}|~{3,})[^`]*)")
 
 
-class Markdown:
-    """A styler for text that arrives in parts. The parts do not change the result. `colours` are for code."""
+class CodeBlocks:
+    """A colourer of the code blocks in a text that arrives in parts, which do not change the result.
+
+    A line of code is held back until it ends, and so is the beginning of a line that may become a fence.
+    """
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
         self._held = ""
-        self._before = "\n"
-        self._fence = ""
+        self._fence = ""  # The marks that end the open block.
         self._code = _Code("", colours)
         self._line_begun = False
-        self._heading = False
 
     def feed(self, text: str) -> str:
         """Return the part of the text that is certain now, with escape sequences."""
         self._held += text
-        return self._styled(ends=False)
+        return self._coloured(ends=False)
 
     def finish(self) -> str:
         """Return the rest at the end of the text."""
-        return self._styled(ends=True)
+        return self._coloured(ends=True)
 
-    def _styled(self, ends: bool) -> str:
+    def _coloured(self, ends: bool) -> str:
         shown = []
         while self._held:
-            length, style = self._code_line(ends) if self._fence else self._text(ends)
-            if not length:
+            line, newline, rest = self._held.partition("\n")
+            if self._line_begun or len(line) >= HELD:
+                shown.append(line)
+            elif newline or ends:
+                shown.append(self._line(line))
+            elif self._fence or _UNDECIDED.fullmatch(line):
                 break
-            self._before = self._held[length - 1]
-            self._held = self._held[length:]
-            shown.append(style)
+            else:
+                shown.append(line)
+            shown.append(newline)
+            self._held, self._line_begun = rest, not newline
         return "".join(shown)
 
-    def _text(self, ends: bool) -> tuple[int, str]:
-        """Return how many characters are certain and how they are shown, or 0 if more text decides."""
-        text = self._held[:HELD]
-        certain = ends or len(text) == HELD
-        if self._before == "\n":
-            fence = _FENCE.match(text)
-            if fence and (fence[3] or ends):
-                self._fence, self._code = fence[1], _Code(fence[2], self._colours)
-                return len(fence[0]), _in(fence[0], dim=True)
-            if not certain and _UNDECIDED.fullmatch(text):
-                return 0, ""
-            self._heading = bool(_HEADING.match(text))
-        found = re.search("\n", self._held) if self._heading else _MARK.search(self._held)
-        before = self._held[: found.start()] if found else self._held
-        if before:
-            return len(before), _in(before, bold=True) if self._heading else before
-        if text[0] == "\n":
-            return 1, "\n"
-        line, newline, _ = text.partition("\n")
-        certain = certain or bool(newline)
-        whole = self._before + line
-        pair = _PAIR.match(whole, 1)
-        if pair and (certain or pair.end() < len(whole)):
-            mark = pair[pair.lastgroup or 0]
-            inner = _in(pair[0][len(mark) : -len(mark)], **_STYLES[pair.lastgroup or ""])
-            return len(pair[0]), f"{_in(mark, dim=True)}{inner}{_in(mark, dim=True)}"
-        if not certain and _OPENING.match(whole, 1):
-            return 0, ""
-        run = _RUN.match(line)
-        length = len(run[0]) if run else 1
-        return length, line[:length]
-
-    def _code_line(self, ends: bool) -> tuple[int, str]:
-        """Do the same in a code block. A long line is shown as it comes, without colours."""
-        line, newline, _ = self._held.partition("\n")
-        length = len(line) + len(newline)
-        if self._line_begun or len(line) >= HELD:
-            self._line_begun = not newline
-            return length, line + newline
-        if not newline and not ends:
-            return 0, ""
-        if line.strip().startswith(self._fence) and not line.strip().strip(self._fence[0]):
+    def _line(self, line: str) -> str:
+        if not self._fence:
+            fence = _FENCE.fullmatch(line)
+            if fence is None:
+                return line
+            self._fence, self._code = fence[1], _Code(fence[2], self._colours)
+        elif line.strip().startswith(self._fence) and not line.strip().strip(self._fence[0]):
             self._fence = ""
-            return length, _in(line, dim=True) + newline
-        return length, self._code.line(line) + newline
+        else:
+            return self._code.line(line)
+        return click.style(line, dim=True)
 
 
 class _Code:
@@ -169,12 +125,6 @@ class _Code:
         known = ((Token if kind in Token.Error else kind, text) for text, kind in tokens)  # The code is unfinished.
         self._formatter.format(known, shown)
         return shown.getvalue()
-
-
-def _in(text: str, **style: Any) -> str:
-    """Style a text, up to its line end."""
-    line = text.rstrip("\n")
-    return click.style(line, **style) + text[len(line) :] if line and style else text
 
 
 LONG_QUESTION = 4000  # So many characters are about a thousand tokens, which take seconds on a CPU.
@@ -220,11 +170,11 @@ class Plain(Display):
             self._text = text
 
 
-class MarkdownDisplay(Display):
-    """A display of styled Markdown after dim reasoning. `colours` are for code."""
+class TerminalDisplay(Display):
+    """A display of the text after dim reasoning. `colours` are for code."""
 
     def __init__(self, colours: bool) -> None:
-        self._markdown = Markdown(colours)
+        self._blocks = CodeBlocks(colours)
         self._held_line_ends = ""
         self._reasoned = self._begun = self._waits = False
         self._last = "\n"
@@ -245,7 +195,7 @@ class MarkdownDisplay(Display):
 
     def finish(self, deltas: Sequence[Delta]) -> None:
         self.show(None, deltas)  # type: ignore[arg-type]
-        self._print(self._markdown.finish())
+        self._print(self._blocks.finish())
         if self._last != "\n":
             self._print("\n")
         self._print("")
@@ -264,7 +214,7 @@ class MarkdownDisplay(Display):
             self._print("\n\n" if text else "")
         self._begun = self._begun or bool(text)
         self._last = text[-1:] or self._last
-        self._print(self._markdown.feed(text))
+        self._print(self._blocks.feed(text))
 
     def _print(self, text: str) -> None:
         if self._waits:

@@ -9,30 +9,26 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local.cli import interrupt
 from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
-from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain
+from rest_local.cli.chat.display import Display, DraftsDisplay, Plain, TerminalDisplay
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.terminal import REPEATS, counted, fitted, line_of
 from rest_local.errors import OptionError
-from rest_local.llama.options import MAX_SEED, Sampling
 from rest_local.stop import Closing
 
 if TYPE_CHECKING:
-    from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine, Result
     from rest_local.decoding.streaming import ChatStream
-    from rest_local.retrieval.datastore import Datastore
 
 UNLIMITED = 2**31 - 1  # The answer ends by itself, or when the context is full.
 LOOP_CHECK_TOKENS = 32
-REGENERATE_TEMPERATURE = 0.8  # `/regen` uses it if answers are greedy.
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,11 @@ class TalkOptions:
     sampling: Mapping[str, Any]
     tokens: int  # -1 means no limit.
     stop: tuple[str, ...] = ()
-    markdown: bool = True
     drafts: bool = False
 
 
 class Talk(Closing):
-    """A running chat. `reopen` opens an engine for another model. Errors do not end an `interactive` chat."""
+    """A running chat. Errors do not end an `interactive` one."""
 
     def __init__(
         self,
@@ -57,29 +52,21 @@ class Talk(Closing):
         as_json: bool = False,
         quiet: bool = False,
         interactive: bool = False,
-        reopen: Callable[[EngineConfig], Engine] | None = None,
     ) -> None:
         self.engine, self.settings = engine, settings
         self.conversation = Conversation()
         self.session: NamedSession | None = None
-        self.results: list[Result] = []
         self.interactive = interactive
-        self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
+        self._as_json, self._quiet = as_json, quiet
         self._cells_are_new = False  # True if the session's file does not have them yet.
         self._n_cached = 0  # The KV cache holds so many characters of the conversation.
-        self._chosen_datastores: tuple[str, ...] | None = None
 
     # Answers
 
     def ask(self, text: str) -> bool:
         """Answer a question, and return True if that was stopped. After an error the question waits."""
         self.conversation.ask(text)
-        return self._answer(self.sampling)
-
-    @property
-    def sampling(self) -> Sampling:
-        """Return how the next answer is sampled."""
-        return self.engine.sampling(**self.settings.sampling)
+        return self._answer()
 
     def attach_images(self, images: Sequence[bytes]) -> None:
         """Send images with the next question. Raises OptionError without a projector, and for data that is no image."""
@@ -96,30 +83,17 @@ class Talk(Closing):
         self.conversation.images += map(part_of, images)
 
     def retry(self) -> bool:
-        """Answer the newest or waiting question with the present settings. Raises OptionError if there is none."""
-        return self._anew(self.sampling)
-
-    def regenerate(self) -> bool:
-        """Give another answer to the newest question: with another seed, and drawn if the settings are greedy."""
-        sampling = self.sampling
-        if sampling.temperature == 0 and self.conversation.question is not None:
-            sampling = replace(sampling, temperature=REGENERATE_TEMPERATURE)
-            note(f"greedy answers do not change; this one is drawn at temperature {REGENERATE_TEMPERATURE}")
-        if sampling.seed is not None:
-            sampling = replace(sampling, seed=(sampling.seed + 1 + len(self.results)) % (MAX_SEED + 1))
-        return self._anew(sampling)
-
-    def _anew(self, sampling: Sampling) -> bool:
+        """Answer the newest or waiting question again. Raises OptionError if there is none."""
         before = list(self.conversation.messages)
         if not self.conversation.drop_answer():
             raise OptionError("there is no question yet")
         try:
-            return self._answer(sampling)
+            return self._answer()
         finally:
             if self.conversation.messages[-1]["role"] == "user":  # No other answer came, so the old one stays.
                 self.conversation.messages = before
 
-    def _answer(self, sampling: Sampling) -> bool:
+    def _answer(self) -> bool:
         display = self._display()
         with quiet_keyboard(prompts=self.interactive):
             display.wait(max(self._n_characters() - self._n_cached, 0))
@@ -127,7 +101,7 @@ class Talk(Closing):
                 stream = self.engine.chat(
                     self.conversation.prompt,
                     max_tokens=UNLIMITED if self.settings.tokens < 0 else self.settings.tokens,
-                    sampling=sampling,
+                    sampling=self.engine.sampling(**self.settings.sampling),
                     stop=self.settings.stop,
                 )
             except BaseException as error:
@@ -145,7 +119,7 @@ class Talk(Closing):
             click.echo(json.dumps({**stream.result.to_dict(), "message": message}, ensure_ascii=False))
         elif not (self._as_json or stopped or message.get("content") or message.get("tool_calls")):
             what = "reasoned and gave no answer" if message.get("reasoning_content") else "gave an empty answer"
-            note(f"the model {what}" + ("; /regen asks for another one" if self.interactive else ""))
+            note(f"the model {what}" + ("; /retry asks for another one" if self.interactive else ""))
         return stopped
 
     def _n_characters(self) -> int:
@@ -160,11 +134,10 @@ class Talk(Closing):
         colours = not os.environ.get("NO_COLOR")
         if self.settings.drafts:
             return DraftsDisplay(self.engine, colours)
-        return MarkdownDisplay(colours) if self.settings.markdown else Plain()
+        return TerminalDisplay(colours)
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.messages.append(message)
-        self.results.append(result)
         self._cells_are_new, self._n_cached = True, self._n_characters()
         self.write()
         if self._as_json:
@@ -212,29 +185,6 @@ class Talk(Closing):
                 self._cells_are_new = False
         finally:
             session.close()
-
-    # The engine
-
-    def use_datastores(self, datastores: Sequence[Datastore]) -> None:
-        """Draft from these from now on, with another model as well. The caller closes those used before."""
-        self.engine.decoder.use_datastores(datastores)
-        self._chosen_datastores = tuple(str(store.path) for store in datastores)
-
-    def use_model(self, model: str) -> None:
-        """Go on with another model, or the old one if that cannot be opened. Raises ModelError, DatastoreError."""
-        if self._reopen is None:
-            raise OptionError("the model cannot be changed here")
-        before = self.engine.config
-        if self._chosen_datastores is not None:
-            before = replace(before, datastores=self._chosen_datastores)
-        self.engine.close()
-        try:
-            self.engine = self._reopen(replace(before, model=model))
-        except BaseException:
-            self.engine = self._reopen(before)
-            raise
-        finally:
-            self._cells_are_new, self._n_cached = False, 0
 
     def close(self) -> None:
         """Leave the session and close the engine."""
