@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rest_local.api.answers import Answer, HasResult, Part, RequestContext, event, timings
@@ -40,7 +41,8 @@ class NativeCompletion:
             longest, owner = longest_prompt(engine, body), self.context.owner
             prompts = prompts_of(engine, body.prompt, longest=longest, owner=owner)
         grammar, logprobs = grammar_of(body), body.n_probs or None
-        self.made = [request_of(engine, body, each, logprobs=logprobs, grammar=grammar) for each in prompts]
+        made = partial(request_of, engine, body, logprobs=logprobs, grammar=grammar, asks=body.prompt)
+        self.made = [made(prompt) for prompt in prompts]
         return self.made
 
     def answer(self, answered: Sequence[HasResult]) -> NativeAnswer:

@@ -384,14 +384,14 @@ class OllamaCall:
         """Make the request that continues text without a template."""
         if body.images:
             raise ApiError(400, "images: they need a chat template; leave out raw and suffix", param="images")
-        engine, self.plain = self.context.engine, GenerationBody(**fields_of(body))
+        engine, self.plain, text = self.context.engine, GenerationBody(**fields_of(body)), ""
         if body.suffix:
             tokens = infill_tokens(engine, body.prompt, body.suffix, answer=max(body.options.num_predict or 0, 0))
         else:
             text = body.prompt if body.raw or not body.system else f"{body.system}\n\n{body.prompt}"
             tokens = engine.tokenize(text, most=longest_prompt(engine, self.plain))
         top = (body.top_logprobs or 0) if body.logprobs else None
-        return [request_of(engine, self.plain, tokens, logprobs=top, grammar=grammar_of(self.plain))]
+        return [request_of(engine, self.plain, tokens, logprobs=top, grammar=grammar_of(self.plain), asks=text)]
 
     def answer(self, answered: Sequence[HasResult]) -> OllamaAnswer:
         return OllamaAnswer(self, answered)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rest_local.api.answers import (
@@ -79,10 +80,8 @@ class ChatCall:
         if shifts_context(engine, body) and body.n_keep is None:
             # A context shift keeps the tools and the system prompt.
             kept = len(engine.image_prompt(chat.beginning(), chat.images, owner=owner)[0])
-        return [
-            request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
-            for i in range(body.n or 1)
-        ]
+        made = partial(request_of, engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, kept=kept)
+        return [made(choice=choice, asks=body.messages[-1].content) for choice in range(body.n or 1)]
 
     def answer(self, answered: Sequence[HasResult]) -> ChatAnswer:
         return ChatAnswer(self.context, self.body, answered, [self.made.parser() for _ in answered])
@@ -148,7 +147,7 @@ class Completion:
             raise ApiError(400, "suffix: the prompt must be one text", param="suffix")
         grammar = grammar_of(body)
         return [
-            request_of(engine, body, prompt, logprobs=self.top, grammar=grammar, choice=choice)
+            request_of(engine, body, prompt, logprobs=self.top, grammar=grammar, choice=choice, asks=body.prompt)
             for prompt in self.prompts
             for choice in range(n)
         ]

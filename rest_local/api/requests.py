@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_local.api.bodies import MAX_PROMPTS, Extension, GenerationBody, NativeBody, PromptField
 from rest_local.api.errors import ApiError
+from rest_local.api.next_edit import window_of
 from rest_local.chat.conversation import ChatTemplate, content_text
 from rest_local.decoding.chat import chat_template
 from rest_local.decoding.request import STRICT, Request
@@ -42,12 +43,16 @@ def request_of(
     grammar: Grammar | None = None,
     choice: int = 0,
     kept: int = 0,
+    asks: object = "",
 ) -> Request:
     """Make the engine's request. Raises OptionError for a value out of range.
 
     The placeholders in the prompt stand for `images`. `choice` numbers the answers to one prompt, which draw with
     different seeds. A context shift keeps `kept` tokens of the prompt, unless the body says how many (negative: all).
+    If `asks`, the prompt or the last message, is a text that asks for a next edit, the current window is the
+    prediction, and decoding is greedy unless the body has a temperature or a prediction.
     """
+    window = window_of(asks) if isinstance(asks, str) and not body.prediction else ""
     extension = body.rest_local or Extension()
     shifts = shifts_context(engine, body)
     room = _WIDE if shifts else max(engine.n_ctx - len(prompt), 0)
@@ -62,12 +67,12 @@ def request_of(
         prompt,
         images=images,
         max_tokens=room if wanted < 0 else min(wanted, most),  # llama-server's -1 and -2 mean as many as fit
-        sampling=_sampling(body, engine, grammar, choice),
+        sampling=_sampling(body, engine, grammar, choice, greedy=bool(window)),
         stop=tuple(filter(None, stops)),
         stop_tokens=tuple(body.stop_token_ids or ()),
         min_tokens=min(max(body.min_tokens or 0, 0), most),
         ignore_end=bool(body.ignore_eos),
-        prediction=content_text(body.prediction.content, ("prediction", "content")) if body.prediction else "",
+        prediction=content_text(body.prediction.content, ("prediction", "content")) if body.prediction else window,
         logprobs=logprobs,
         after_sampling=isinstance(body, NativeBody) and bool(body.post_sampling_probs),
         origins=bool(extension.origins),
@@ -95,9 +100,16 @@ def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:
     return None if shifts_context(engine, body) else engine.n_ctx
 
 
-def _sampling(body: GenerationBody, engine: Engine, grammar: Grammar | None, choice: int) -> Sampling:
-    """Return the sampling that the body requests, with the engine's defaults. A seed of -1 means none."""
+def _sampling(
+    body: GenerationBody, engine: Engine, grammar: Grammar | None, choice: int, *, greedy: bool = False
+) -> Sampling:
+    """Return the sampling that the body requests, with the engine's defaults. A seed of -1 means none.
+
+    With `greedy` the default temperature is 0.
+    """
     named = {name: value for name in NUMBERS if (value := getattr(body, name)) is not None}
+    if greedy:
+        named.setdefault("temperature", 0.0)
     if body.samplers is not None:
         samplers = sampler_order(body.samplers)
         if INFILL in samplers and body.temperature is None:

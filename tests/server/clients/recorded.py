@@ -29,8 +29,9 @@ def _table(name: str) -> dict[str, Recorded]:
 
 
 OPENAI, MESSAGES, OLLAMA = _table("openai"), _table("messages"), _table("ollama")
-"""By name: requests to the calls of OpenAI and llama-server, to Anthropic's, to Ollama's."""
-ALL = [*OPENAI.values(), *MESSAGES.values(), *OLLAMA.values()]
+NEXT_EDITS = _table("next_edit")
+"""By name: requests to the calls of OpenAI and llama-server, to Anthropic's, to Ollama's; next edits of editors."""
+ALL = [*OPENAI.values(), *MESSAGES.values(), *OLLAMA.values(), *NEXT_EDITS.values()]
 TOOLS = OPENAI["VSCODE_AGENT"].body["tools"]
 GAP = OPENAI["ZED_EDIT_PREDICTION"].body["prompt"]
 ZED_STOPS = OPENAI["ZED_EDIT_PREDICTION"].body["stop"]
