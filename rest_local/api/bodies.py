@@ -404,21 +404,6 @@ class DetokenizeBody(Body):
     tokens: Many[TokenId]
 
 
-class SearchBody(Body):
-    """The body of POST /datastores/{name}/search."""
-
-    text: Annotated[str, Field(min_length=1)]
-    limit: Annotated[int, Field(ge=1, le=100)] | None = None
-
-
-class DocumentBody(Body):
-    """The body of POST /datastores/{name}/documents."""
-
-    name: Annotated[str, Field(min_length=1, max_length=1024)]
-    text: Annotated[str, Field(min_length=1)]
-    allow_secrets: bool | None = None
-
-
 MAX_CONTAINERS = 500_000
 Checked = TypeVar("Checked", bound=BaseModel)
 

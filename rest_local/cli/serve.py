@@ -214,15 +214,8 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @rare_option(
     "--allow-origin ORIGIN", "Let web pages of this origin call; repeatable.", to="allowed_origins", multiple=True
 )
-@rare_option(
-    "--daemon",
-    "Go on after the terminal closes. SIGHUP then opens the datastores' newest commits. Services do not need it.",
-)
+@rare_option("--daemon", "Go on after the terminal closes. Services do not need it.")
 @rare_option("--max-body BYTES", "Refuse larger requests.", type=click.IntRange(min=1024), default=MAX_BODY)
-@rare_option(
-    "--change-datastores",
-    "Let other users (other machines, several keys) add and delete documents of the open datastores, too.",
-)
 @rare_option(
     "--share-statistics",
     "Show draft statistics and each step's text to other users too (other machines, several keys); that tells "
@@ -248,8 +241,7 @@ def serve(
     The sampling options apply to requests that do not set their own.
 
     A model is loaded when a request names it, and the first -m at once. Of several models, each has its own process.
-    Ctrl-C, SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
-    datastores' newest commits instead.
+    Ctrl-C, SIGTERM or closing the terminal lets running answers end.
     """
     from rest_local.router.app import Routing
     from rest_local.router.memory import default_limit

@@ -1,9 +1,7 @@
 """The datastores of an engine while they change: new commits are opened while it decodes, and used from the next step.
 
 `OpenDatastores` holds datastores that were opened anew until the engine's thread takes them. Opening takes milliseconds
-and closing a large one as well, so both happen in other threads: the engine's thread only replaces the objects. A
-thread that opens newest commits holds `OpenDatastores.changing` from before it opens them until it has offered them. So
-an older commit never replaces a newer one.
+and closing a large one as well, so both happen in another thread: the engine's thread only replaces the objects.
 
 `Follower` has a thread of its own, which reads the end of each manifest a few times a second, opens new commits and
 offers them to the engine. Running requests use them from their next step on, within a fraction of a second. Nothing
@@ -50,13 +48,11 @@ class OpenDatastores:
     step. Any thread, except for `take` and `use`.
 
     in_use     what requests draft from
-    changing   held by a thread from before it opens newest commits until it has offered them
     on_change  called after each offer, in the thread that made it
     """
 
     def __init__(self, stores: Sequence[Datastore] = ()) -> None:
         self.in_use = list(stores)
-        self.changing = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._waiting: dict[Path, _Offer] = {}
@@ -136,17 +132,6 @@ class OpenDatastores:
                 stack.callback(store.close)
 
 
-def reopen(model: Model, datastores: OpenDatastores, also: Iterable[Path] = ()) -> None:
-    """Open new commits of every open datastore, and of those at the paths `also`, for the engine's next step.
-
-    A datastore that cannot be opened stays as it was, with a warning; one that no longer exists is closed. From any
-    thread. Takes the time of opening them.
-    """
-    follower = Follower(model, datastores, also)
-    follower.told.clear()
-    follower.look()
-
-
 def _opened(model: Model, path: Path) -> Datastore:
     """Open a datastore; --no-mmap applies to every reader of the process."""
     known = model.vocabulary.identity
@@ -194,8 +179,7 @@ class Follower:
             if self._seen.get(path) != state or now >= self._retry_at.get(path, now + 1):
                 self._seen[path] = state
                 self._retry_at.pop(path, None)
-                with self._datastores.changing:
-                    self._open(path)
+                self._open(path)
         self._datastores.close_retired()
 
     def _run(self) -> None:

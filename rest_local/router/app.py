@@ -483,10 +483,6 @@ class Routing(HttpServer):
         if self._error is not None:
             raise self._error
 
-    def reload(self) -> None:
-        """Have all processes open the newest commits of their datastores. Any thread; returns at once."""
-        self.in_loop(self.pool.reload)
-
     def begin_stop(self) -> None:
         self.pool.begin_stop()
 

@@ -12,7 +12,7 @@ from typing import Any
 from rest_local.api.models import meta
 from rest_local.errors import RestLocalError
 from rest_local.router.process import ModelProcessFailed, Setup
-from rest_local.server.app import reload_datastores, start_service
+from rest_local.server.app import start_service
 from rest_local.server.state import State
 
 
@@ -60,9 +60,6 @@ class LocalModel:
     async def _close(self) -> None:
         await self._loading.wait()
         await asyncio.to_thread(self.state.close)
-
-    def reload(self) -> None:
-        reload_datastores(self.state)
 
     def kill(self) -> None:
         """End the answers that still run."""

@@ -169,11 +169,6 @@ class Pool:
                 entry.process.begin_stop()
         self._tell_changed()
 
-    def reload(self) -> None:
-        for entry in self.entries:
-            if entry.process is not None:
-                entry.process.reload()
-
     def kill(self) -> None:
         self._closing = True
         for entry in self.entries:

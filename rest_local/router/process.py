@@ -3,14 +3,14 @@
 It runs the server of `rest_local.server` on a loopback port that only the parent can use. (With one model it is the
 server that clients reach: `rest_local.router.supervisor`.)
 
-Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), then lines of
-JSON, `{"do": "stop"}` or `{"do": "reload"}`. The process writes lines of JSON to stdout:
+Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), and closes stdin
+when the process has to stop. The process writes lines of JSON to stdout:
 
     {"event": "listening", "port": 40123}
     {"event": "loaded", "meta": {...}}                  the model's description for GET /v1/models
     {"event": "failed", "message": "...", "exit_code": 1}
 
-It ends when it is told to, when stdin ends (the parent is gone) and after `failed`. Anything else that writes to stdout
+It ends when stdin ends, also because the parent is gone, and after `failed`. Anything else that writes to stdout
 in that process reaches stderr.
 """
 
@@ -131,14 +131,14 @@ class ModelProcess:
         if self._killed:
             self.kill()
         elif self.stopping:
-            self._tell("stop")
+            self._close_stdin()
         await self._loaded
 
     def begin_stop(self) -> None:
         """Let the process end its running answers and take no others. Idempotent."""
         if not self.stopping:
             self.stopping = True
-            self._tell("stop")
+            self._close_stdin()
 
     async def stop(self) -> None:
         """Call `begin_stop`, and wait until the process has ended. It is killed if that takes too long."""
@@ -148,9 +148,6 @@ class ModelProcess:
         except asyncio.TimeoutError:
             self.kill()
             await self.ended.wait()
-
-    def reload(self) -> None:
-        self._tell("reload")
 
     def kill(self) -> None:
         self.stopping = self._killed = True
@@ -167,9 +164,9 @@ class ModelProcess:
             return f"signal {-code} ({signal.Signals(-code).name})"
         return f"signal {-code}"
 
-    def _tell(self, do: str) -> None:
-        if self._child is not None and self._child.stdin is not None and not self.ended.is_set():
-            self._child.stdin.write(json.dumps({"do": do}).encode() + b"\n")
+    def _close_stdin(self) -> None:
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
 
     async def _listen(self, child: Process) -> None:
         """Handle the events of the process until it ends."""
@@ -225,7 +222,7 @@ class ParentChannel:
         self._file, self._lock = file, threading.Lock()
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Write one line. A parent that is gone reads nothing, which `obey` notices."""
+        """Write one line. A parent that is gone reads nothing, which `stop_with_parent` notices."""
         line = json.dumps({"event": event, **fields}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError), self._lock:
             self._file.write(line)
@@ -239,10 +236,10 @@ def main() -> int:
     """
     own = os.dup(1)
     os.dup2(2, 1)
-    # A thread that waits for a line would still hold a buffer's lock when the interpreter ends.
-    commands = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
-    setup: Setup = pickle.loads(_exactly(commands, int.from_bytes(_exactly(commands, 8), "little")))
-    return serve(setup, commands, ParentChannel(os.fdopen(own, "wb")))
+    # A thread that waits for its end would still hold a buffer's lock when the interpreter ends.
+    stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
+    setup: Setup = pickle.loads(_exactly(stdin, int.from_bytes(_exactly(stdin, 8), "little")))
+    return serve(setup, stdin, ParentChannel(os.fdopen(own, "wb")))
 
 
 def _exactly(file: RawIOBase, n: int) -> bytes:
@@ -255,14 +252,14 @@ def _exactly(file: RawIOBase, n: int) -> bytes:
     return data
 
 
-def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
-    """Serve `setup`, obey `commands`, and return the exit code."""
+def serve(setup: Setup, stdin: RawIOBase, parent: ParentChannel) -> int:
+    """Serve `setup` until `stdin` ends, and return the exit code."""
     from rest_local.server.http import log_to_stderr
 
     log_to_stderr()
     try:
         server, sockets = setup.open(parent)
-        threading.Thread(target=obey, args=(commands, server), name="rest-local-commands", daemon=True).start()
+        threading.Thread(target=stop_with_parent, args=(stdin, server), name="rest-local-parent", daemon=True).start()
         server.run(sockets)
     except RestLocalError as error:
         parent.tell("failed", message=str(error), exit_code=error.exit_code)
@@ -270,16 +267,11 @@ def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
     return 0
 
 
-def obey(commands: RawIOBase, server: HttpServer) -> None:
-    """Carry out the parent's commands, also several at a time, until it closes the pipe or is gone."""
-    try:
-        for line in commands:
-            if json.loads(line)["do"] == "reload":
-                server.reload()
-            else:
-                server.stop()
-    finally:
-        server.stop()
+def stop_with_parent(stdin: RawIOBase, server: HttpServer) -> None:
+    """Stop the server when the parent closes the pipe or is gone."""
+    while stdin.read(1):
+        pass
+    server.stop()
 
 
 if __name__ == "__main__":

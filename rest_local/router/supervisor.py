@@ -115,10 +115,6 @@ class Supervisor(Stoppable):
             if each.fileno() >= 0:
                 loop.remove_reader(each)
 
-    def reload(self) -> None:
-        """Have the child open the newest commits of its datastores. Any thread; returns at once."""
-        self.in_loop(lambda: self._process.reload() if self._process is not None else None)
-
     def on_stop(self) -> None:
         self._leave_sockets(asyncio.get_running_loop())
         for each in self._sockets:

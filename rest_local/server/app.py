@@ -9,8 +9,8 @@ There is one process and one event loop; the engine has a thread of its own. Whi
 
 - SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
   process at once. While the model loads, both stop it before its next forward pass.
-- SIGHUP stops as SIGTERM does, because the terminal was closed. In a process that no terminal can close (a service,
-  `nohup`, after `ignore_hangups`) it opens the newest commits of the datastores.
+- SIGHUP stops as SIGTERM does, because the terminal was closed. A process that no terminal can close (a service,
+  `nohup`, after `ignore_hangups`) ignores it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from starlette.routing import Route
 from rest_local.api.errors import ApiError
 from rest_local.errors import RestLocalError
 from rest_local.server import datastores, routes
-from rest_local.server.datastores import reopen
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
@@ -81,7 +80,7 @@ def create_app(state: State, secret: bytes | None = None) -> Starlette:
 def assemble(routes: Routes, state: object, settings: ServerSettings, secret: bytes | None = None) -> Starlette:
     """Make an application of these routes with their aliases and middleware. Endpoints find `state` in it."""
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
-    named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
+    named = [Route(operation.path, endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
     named.append(Route("/page/{file}", page, methods=["GET"]))
     for other, path in _OTHER_NAMES.items():
@@ -115,11 +114,6 @@ def _admission(routes: Routes, settings: ServerSettings, secret: bytes | None) -
         allow_headers=["*"],  # OpenAI's and Anthropic's packages send a dozen headers of their own
     )
     return [Middleware(AccessMiddleware, settings), cors]
-
-
-def _pattern(path: str) -> str:
-    """Return the path for Starlette's router. A document's name may contain slashes."""
-    return path.replace("{document}", "{document:path}")
 
 
 log = logging.getLogger("rest_local.server")
@@ -172,10 +166,6 @@ class Serving(HttpServer):
     def end_answers(self) -> None:
         self.state.end_answers()
 
-    def reload(self) -> None:
-        """Open the newest commits of the datastores. Any thread may call this; it returns at once."""
-        reload_datastores(self.state)
-
     def _open(self) -> None:
         try:
             self.state.load(self._load, lambda engine: self._start(engine, self._queue))
@@ -185,20 +175,6 @@ class Serving(HttpServer):
                 self._error = error
             self.stop()
         self.loaded.set()
-
-
-def reload_datastores(state: State) -> None:
-    """Open the newest commits of a loaded model's datastores. Any thread may call this; it returns at once."""
-
-    def work() -> None:
-        try:
-            if state.service is not None and state.engine is not None:
-                reopen(state.service, state.engine)
-                log.info("datastores reopened", extra={"fields": {"event": "reload"}})
-        except RestLocalError as error:
-            log.warning("%s", error)
-
-    threading.Thread(target=work, name="rest-local-reload", daemon=True).start()
 
 
 def log_loaded(state: State) -> None:

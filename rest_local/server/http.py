@@ -205,9 +205,6 @@ class Stoppable:
     _captured = False
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def reload(self) -> None:
-        """Open the datastores' newest commits, at SIGHUP if no terminal can end the process. Returns at once."""
-
     def on_stop(self) -> None:
         """Wake up to stop. The loop calls this after each `stop` and each signal to stop."""
 
@@ -231,8 +228,8 @@ class Stoppable:
             signal.SIGTERM: self._terminate,
             signal.SIGINT: self._interrupt,
         }
-        reload = outlives_terminal()
-        handled[signal.SIGHUP] = lambda number, frame: self.reload() if reload else self.stop()
+        ignored = outlives_terminal()
+        handled[signal.SIGHUP] = lambda number, frame: None if ignored else self.stop()
         before = {number: signal.signal(number, handler) for number, handler in handled.items()}
         try:
             yield

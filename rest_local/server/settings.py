@@ -42,7 +42,6 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()  # other web pages that may call, such as `http://localhost:3000`
     metrics: bool = False  # serves /metrics
     max_body: int = MAX_BODY  # maximum bytes of a request
-    change_datastores: bool = False  # other users may add and delete documents of the open datastores
     statistics: bool = False  # other users may see draft statistics and the text of each step, too
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine
-from rest_local.decoding.following import Follower, OpenDatastores, reopen
+from rest_local.decoding.following import Follower, OpenDatastores
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.planning.auto import Auto
@@ -160,34 +159,6 @@ def test_a_removed_datastore_is_closed_and_used_again_when_it_is_back(store: Pat
     follower.look()
     engine.take()
     assert names(engine) == [["new"]]
-
-
-def test_an_older_commit_never_replaces_a_newer_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow open in the follower's thread and a reload at the same time: the reload waits for its turn."""
-    engine, follower = followed(store)
-    write(store, "b")
-    opened, go_on = threading.Event(), threading.Event()
-    real = Datastore.open
-
-    def slow(*arguments: Any, **options: Any) -> Datastore:
-        found = real(*arguments, **options)
-        opened.set()
-        assert go_on.wait(30)
-        return found
-
-    monkeypatch.setattr(Datastore, "open", slow)
-    first = threading.Thread(target=follower.look)
-    first.start()
-    assert opened.wait(30)
-    write_without_open = threading.Thread(
-        target=lambda: (monkeypatch.undo(), write(store, "c"), reopen(engine.model, engine.datastores))
-    )
-    write_without_open.start()
-    go_on.set()
-    first.join(30)
-    write_without_open.join(30)
-    engine.take()
-    assert names(engine) == [["a", "b", "c"]]
 
 
 @pytest.fixture

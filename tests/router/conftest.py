@@ -95,6 +95,9 @@ class Forked:
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        self._commands.close()
+
     async def wait(self) -> int:
         self._ending.setblocking(False)
         code = int(await asyncio.get_running_loop().sock_recv(self._ending, 8))

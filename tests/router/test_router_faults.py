@@ -1,14 +1,11 @@
 """A model's process and the server around it at their edges: strange output, forced stops, a parent that is gone."""
 
 import asyncio
-import io
 import signal
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -70,7 +67,7 @@ async def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
 ) -> None:
     starting, go_on = asyncio.Event(), asyncio.Event()
     children: list[Process] = []
-    code = "import sys; sys.stdin.read()" if forced else READS
+    code = "import signal; signal.pause()" if forced else READS
     begin = child_that(code)
 
     async def slowly(setup: Setup) -> Process:
@@ -105,7 +102,7 @@ from rest_local.router.memory import Need
 from rest_local.server.http import listen
 from rest_local.server.settings import ServerSettings
 from tests.router.fake_processes import LOADED, child_that
-process._started = child_that(LOADED + "import sys; sys.stdin.read()")
+process._started = child_that(LOADED + "import signal; signal.pause()")
 choice = app.ModelChoice("one", Path(sys.argv[1]), print, lambda: Need(1, 0, 0))
 routing = app.Routing(ServerSettings(port=0), [choice], drain_seconds=5)
 close = routing.pool.close
@@ -144,35 +141,6 @@ def test_an_unexpected_error_at_the_start_ends_the_server(tmp_path: Path) -> Non
     with listen(routing.settings) as listening, pytest.raises(ZeroDivisionError):
         routing.run([listening])
     assert routing.loaded.is_set()
-
-
-class Commanded:
-    """A server of one model that counts what it is told."""
-
-    def __init__(self) -> None:
-        self.stops = self.reloads = 0
-
-    def stop(self) -> None:
-        self.stops += 1
-
-    def reload(self) -> None:
-        self.reloads += 1
-
-
-@pytest.mark.parametrize(("commands", "stops"), [(b"", 1), (b'{"do": "reload"}\n', 1), (b'{"do": "stop"}\n', 2)])
-def test_a_process_ends_with_its_parent_whatever_came_before(commands: bytes, stops: int) -> None:
-    serving = Commanded()
-    processes.obey(cast("RawIOBase", io.BytesIO(commands)), cast("Any", serving))
-    assert serving.stops == stops
-    assert serving.reloads == (b"reload" in commands)
-
-
-def test_half_a_command_ends_a_process() -> None:
-    """Its parent was killed while it wrote."""
-    serving = Commanded()
-    with pytest.raises(ValueError, match="Unterminated"):
-        processes.obey(cast("RawIOBase", io.BytesIO(b'{"do": "re')), cast("Any", serving))
-    assert serving.stops == 1
 
 
 @pytest.mark.parametrize(("text", "expected"), [("1000000\n", 800_000), ("max\n", None), (None, None)])

@@ -80,8 +80,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "/detokenize": [{"tokens": [1, 2, 3]}],
     "/apply-template": [{"messages": CHAT}],
     "/slots/{id}": [{"filename": "talk"}],
-    "/datastores/{name}/search": [{"text": "def main", "limit": 3}],
-    "/datastores/{name}/documents": [{"name": "a/b.py", "text": "def main():\n    pass\n"}],
     "/api/chat": [{"model": "demo", "messages": CHAT, "options": {"num_predict": 2}}],
     "/api/generate": [{"model": "demo", "prompt": "x", "stream": False, "format": {"type": "object"}}],
     "/api/embed": [{"model": "demo", "input": ["a"]}],

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from support.toy import demo_model
 
 from rest_local.decoding.engine import Engine
 from rest_local.llama.sampling_defaults import SamplingDefaults
+from rest_local.retrieval import VocabularyId, build
+from rest_local.retrieval.datastore import Datastore
 from rest_local.server.app import Serving
 from rest_local.server.settings import ServerSettings
 
@@ -56,11 +59,12 @@ def test_a_typed_message_is_answered_in_colours(drafting: Live, opened: Open) ->
     expect(page.locator("#message")).to_be_focused()
 
 
-def test_only_chosen_datastores_are_drafted_from(scripted: Callable[..., Live], opened: Open) -> None:
+def test_only_chosen_datastores_are_drafted_from(scripted: Callable[..., Live], opened: Open, tmp_path: Path) -> None:
     live = scripted()
-    for name in ("first", "second"):
-        added = live.post(f"/datastores/{name}/documents", {"name": "a.py", "text": "a = 1\n" * 20})
-        assert added.status_code == 200, added.text
+    paths, vocabulary = [tmp_path / "first", tmp_path / "second"], live.service.engine.model.vocabulary
+    for path in paths:
+        build(path, [("a.py", vocabulary.tokenize("a = 1\n" * 20))], vocabulary=VocabularyId(*vocabulary.identity))
+    live.service.engine.datastores.use([Datastore.open(path) for path in paths])
     page = opened(live)
     page.get_by_label("second").uncheck()
     page.locator("#message").focus()
