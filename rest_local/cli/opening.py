@@ -2,13 +2,12 @@
 
 What happens to a datastore that cannot be opened depends on the reason:
 
-- It lacks an index for the model's vocabulary. A terminal asks one question, and "yes" builds the index. Without a
-terminal, after a "no" and with --no-build-missing, the command works without it, and one line names the command that
-builds it. With --build-missing it is built without a question. - It is damaged. It is left out with one line, since it
-could only have made the answer faster. - Anything else is an error.
+- It lacks an index for the model's vocabulary. It is left out, and one line names the command that builds the index.
+- It is damaged. It is left out with one line, since it could only have made the answer faster.
+- Anything else is an error.
 
-The default datastore is used without being named, so it is never a reason to refuse. A question about it that was
-answered with "no" is not asked again, and a line about what it lacks is printed once for each vocabulary.
+The default datastore is used without being named, so it is never a reason to refuse. The line about what it lacks is
+printed once for each vocabulary.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import inputs, models, terminal
 from rest_local.cli.indexer import ASLEEP, NEVER, Live, recalled, remember
-from rest_local.cli.terminal import duration, say, warn
+from rest_local.cli.terminal import say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import (
     DatastoreCorrupt,
@@ -39,72 +37,38 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.opening import Unusable
     from rest_local.llama.model import Model
-    from rest_local.retrieval.sources.source import Source
 
 
-def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] = lambda name: False) -> Unusable:
+def unusable(is_named: bool, awaited: Callable[[str], bool] = lambda name: False) -> Unusable:
     """Return the function that `Engine` calls for a datastore that it cannot open.
 
-    `build` is --build-missing. `is_named` says that the user named it, and `awaited` that it is being built.
+    `is_named` says that the user named it, and `awaited` that it is being built.
     """
 
-    def decide(name: str | Path, error: DatastoreError, model: Model) -> bool:
+    def decide(name: str | Path, error: DatastoreError, model: Model) -> None:
         if awaited(str(name)) and isinstance(error, (DatastoreNotFound, DatastoreVocabulary)):
-            return False
+            return
         if isinstance(error, DatastoreVocabulary):
-            return _add_index(name, model, build, is_named)
-        if is_named and not isinstance(error, DatastoreCorrupt):
+            _tell_lack(name, model, is_named)
+        elif is_named and not isinstance(error, DatastoreCorrupt):
             raise error
-        warn(f"{error}; going on without it" if is_named else f"the default datastore is not used: {error}")
-        return False
+        else:
+            warn(f"{error}; going on without it" if is_named else f"the default datastore is not used: {error}")
 
     return decide
 
 
-def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
-    """Build the index for the model's vocabulary if the user wants it, or else say how. Return True if it was built."""
-    from rest_local.decoding.opening import build_index
-    from rest_local.retrieval.building.indexing import recorded_sources
+def _tell_lack(name: str | Path, model: Model, is_named: bool) -> None:
+    """Say which command builds the index for the model's vocabulary, of a datastore that nobody named once."""
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
 
     path, vocabulary = datastore_path(name), model.vocabulary
-    asks = build is None and terminal.can_ask() and recalled(_key("declined", path, vocabulary.hash)) is None
-    try:
-        if build or asks:
-            sources = recorded_sources(path)
-            if build or _wanted(name, model, sources):
-                with terminal.build_bar(False, sources) as progress:
-                    build_index(name, model, sources, progress)
-                return True
-            remember(_key("declined", path, vocabulary.hash), NEVER)
-    except RestLocalError as error:
-        warn(f"{error}; going on without it")
-        return False
-    told = _key("told", path, vocabulary.hash)
-    if is_named or (build is None and not asks and recalled(told) is None):
+    told = f"told {path.absolute()} {vocabulary.hash[:16]}"
+    if is_named or recalled(told) is None:
         remember(told, NEVER)
         command = build_command(path, newest_manifest(path).recipe, str(model.path))
         lacks = f"datastore {name}: nothing is built for this model's vocabulary ({vocabulary.name})"
         warn(f"{lacks}; going on without it; `{command}` builds it")
-    return False
-
-
-def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
-    from rest_local.decoding.opening import turn_renderer
-    from rest_local.retrieval.building.indexing import estimate
-
-    guess = estimate(sources, model.vocabulary, turn_renderer(model, sources))
-    takes = f"about {in_bytes(guess.disk)} on disk and {duration(max(guess.seconds, 1))}"
-    return terminal.ask(
-        f"Datastore {name} has nothing for this model's vocabulary ({model.vocabulary.name}) yet. "
-        f"Build it from {guess.files:,} files ({in_bytes(guess.text)}; {takes})?",
-        default=True,
-    )
-
-
-def _key(kind: str, path: Path, vocabulary_hash: str) -> str:
-    """Return the key under which the answer to a question about a datastore is kept."""
-    return f"{kind} {path.absolute()} {vocabulary_hash[:16]}"
 
 
 def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
@@ -113,7 +77,6 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     Without a model it opens the default one. `live` is kept up to date in the background until the engine is closed.
     Raises ModelError, DatastoreError, OptionError.
     """
-    from rest_local.cli import terminal
     from rest_local.decoding.engine import Engine
     from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
 
@@ -132,7 +95,6 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     with ExitStack() as undo:
         config, indexer = _indexed(config, live, undo)
         decide = unusable(
-            config.build_missing,
             is_named,
             awaited=lambda name: live.watch or (live.code is not None and name == live.code.name),
         )

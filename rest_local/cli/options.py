@@ -271,12 +271,6 @@ _ENGINE_OPTIONS = (
         multiple=True,
     ),
     _engine(
-        "--build-missing/--no-build-missing",
-        "Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
-        rare=True,
-        default=None,
-    ),
-    _engine(
         "-c --ctx --ctx-size N",
         f"Context in tokens; 0 is the trained length. Default: that or {LARGEST_DEFAULT}, whichever is less.",
         to="n_ctx",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from rest_local.decoding.engine import Engine, Result
     from rest_local.retrieval.building.build import Progress
-    from rest_local.retrieval.sources.source import Source
 
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {ord("\r"): ""}
 
@@ -188,20 +187,16 @@ class Bar(Closing):
 
 
 @contextmanager
-def build_bar(quiet: bool, sources: Sequence[Source] = ()) -> Iterator[Progress]:
-    """Show a bar while an index is built. The sources are measured only for a bar."""
+def build_bar(quiet: bool) -> Iterator[Progress]:
+    """Show a bar while an index is built, with the tokens so far: how many there will be is not known."""
     with Bar(quiet) as bar:
-        if bar.hidden:
-            yield lambda what, amount: None
-            return
-        total, counts = max(sum(source.measure()[1] for source in sources), 1), Counter[str]()
-        bar.show("listing files", 0, total)
+        tokens = 0
 
         def advance(what: str, amount: int) -> None:
-            counts[what] += amount
-            rate = f", {counts['tokenized'] / bar.seconds:,.0f}/s" if bar.seconds else ""
-            text = "tokenizing" if counts["read"] < total else "sorting"
-            bar.show(text, counts["read"], total, f"{counts['tokenized']:,} tokens{rate}")
+            nonlocal tokens
+            tokens += amount * (what == "tokenized")
+            rate = f", {tokens / bar.seconds:,.0f}/s" if bar.seconds else ""
+            bar.show("indexing", tokens, None, f"{tokens:,} tokens{rate}")
 
         yield advance
 

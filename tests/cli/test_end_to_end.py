@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from fake_cli_engine import Call
 
-from rest_local.retrieval import Datastore
-
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
 KEYS = {"text", "tokens", "finish_reason", "timings", "draft"}
 TIMINGS = {"cache_n", "draft_n", "draft_n_accepted"} | {
@@ -62,14 +60,6 @@ def test_datastore_of_another_vocabulary_costs_a_line_and_a_rebuild_adds_it(
     assert call(*given).err == ""
     assert call("generate", "x", "-n", "2", "--threads", "1", "-d", mycode).err == ""
     assert len(json.loads(call("index", "info", mycode, "--json").out)["indexes"]) == 2
-
-
-def test_build_missing_builds_without_a_question(call: Call, mycode: str, tiny_model: Callable[..., Path]) -> None:
-    given = ("generate", "x", "-n", "2", "--threads", "1", "-d", mycode, "-m", str(tiny_model("llama")))
-    assert call(*given, "--build-missing").err == ""
-    assert call(*given).err == ""
-    with Datastore.open(mycode) as store:
-        assert store.directory == Path(mycode), "the index of the first model is where it was"
 
 
 # ---- Sessions of a chat --------------------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ def test_the_files_of_a_revision_without_a_checkout(repository: Repository) -> N
     commit = out(repository.path, "rev-parse", "old")
     assert texts_of(Git(path, commit)) == {f"{commit[:12]}:a.py": "first\n", f"{commit[:12]}:sub/b.py": "bee\n"}
     assert texts_of(Git(path, "old", include=("*.py",), exclude=("sub/",))) == {"old:a.py": "first\n"}
-    assert Git(path, "old").measure() == (2, 10)
 
 
 def test_a_bare_repository_and_a_subdirectory(repository: Repository, tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_what_is_no_revision_is_named(
 ) -> None:
     Repository(tmp_path / "empty")
     source = Git(str(tmp_path / folder), revision)
-    for use in (lambda: read(source, Skipped()), source.measure, source.prepared):
+    for use in (lambda: read(source, Skipped()), source.prepared):
         with pytest.raises(InputInvalid, match=complaint):
             use()
 

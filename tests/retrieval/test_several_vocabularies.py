@@ -18,7 +18,7 @@ from rest_local.errors import (
     DatastoreVocabulary,
 )
 from rest_local.retrieval import Datastore, VocabularyId, remove
-from rest_local.retrieval.building.indexing import estimate, rebuild_datastore
+from rest_local.retrieval.building.indexing import rebuild_datastore
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import folder, indexes
@@ -247,9 +247,3 @@ def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: p
     built = rebuild_datastore(path, vocabulary=Tokenizer("b"), recipe={"model": "b.gguf"})
     assert built.documents == 1
     assert dict(built.manifest.recipe) == {"sources": [walk.to_dict()], "model": "b.gguf"}
-    guess = estimate(recorded_sources(path), Tokenizer("b"))
-    assert (guess.files, guess.text) == (1, 40)
-    assert guess.disk == 40 * 6
-    assert guess.seconds >= 0
-    (source / "a.py").unlink()
-    assert estimate(recorded_sources(path), Tokenizer("b")).files == 0

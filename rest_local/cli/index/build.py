@@ -241,7 +241,7 @@ def _build(
         replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
         began = time.perf_counter()
         cluster = None if ray is None else Cluster(ray, warn=terminal.warn)
-        with without_messages_of_ray() if cluster else nullcontext(), terminal.build_bar(as_json, sources) as progress:
+        with without_messages_of_ray() if cluster else nullcontext(), terminal.build_bar(as_json) as progress:
             built = build_from_sources(
                 name,
                 sources,

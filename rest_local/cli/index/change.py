@@ -95,7 +95,7 @@ def _change_each(
         manifest, began = read_manifest(directory), time.perf_counter()
         about, chosen = manifest.vocabulary.name, sources(manifest)
         try:
-            with group.vocabulary_of(manifest, model) as (path, known), terminal.build_bar(as_json, chosen) as progress:
+            with group.vocabulary_of(manifest, model) as (path, known), terminal.build_bar(as_json) as progress:
                 updated = change(known, progress, renderer(path, chosen))
         except group.Stale as error:
             remove = f"`rest-local index remove {name} --vocabulary {manifest.vocabulary.hash[:12]}`"

@@ -11,9 +11,7 @@ change what was built.
 from __future__ import annotations
 
 import os
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -37,14 +35,10 @@ from rest_local.retrieval.documents import DocumentTokenizer, Text, counted, ope
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST, Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path, newest_manifest
-from rest_local.retrieval.rows import width_of
 from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
 from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Walk
 from rest_local.retrieval.staging import Staged, delete, writing
-
-SAMPLE_S = 0.5
-SORTED_A_SECOND = 5_000_000  # tokens (`retrieval.building.build.build`)
 
 
 @dataclass(frozen=True)
@@ -284,44 +278,6 @@ def recorded_sources(path: Path) -> list[Source]:
 
 def recipe_of(sources: Sequence[Source]) -> dict[str, Any]:
     return {"sources": [source.to_dict() for source in sources]}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The expected size of an index, and the time to build it."""
-
-    files: int
-    text: int  # bytes of the files that a walk reads
-    disk: int  # bytes of the index
-    seconds: float
-
-
-def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: Render | None = None) -> Estimate:
-    """Estimate a build from `recorded_sources`, by tokenizing for SAMPLE_S seconds. Raises as `build_from_sources`.
-    This is a rough figure, as the sample has the first files in order, and other programs change its speed.
-    """
-    measured = [source.measure() for source in sources]
-    files, text = sum(files for files, _ in measured), sum(size for _, size in measured)
-    sizes: deque[int] = deque()
-    reading = Reading(Skipped(), render=render)
-
-    def texts() -> Iterator[Text]:
-        for text in chain.from_iterable([source.texts(reading) for source in sources]):
-            if text.text is not None:
-                sizes.append(len(text.text) if text.text.isascii() else len(text.text.encode("utf-8", "surrogatepass")))
-                yield text
-
-    done = tokens = 0
-    began = sampled = time.perf_counter()
-    for number, document in enumerate(tokenize_documents(texts(), vocabulary)):
-        if number == 1:  # Leave out the time to start: git lists the files, and threads begin.
-            began, done, tokens = sampled, 0, 0
-        done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
-        if number and sampled - began > SAMPLE_S:
-            break
-    share = text / done if done else 0.0
-    seconds = (sampled - began) * share + tokens * share / SORTED_A_SECOND
-    return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
 
 
 SMALL_TEXT = 16 << 20  # one process has tokenized so many bytes before others have started

@@ -57,11 +57,6 @@ class Git(Filters, Source):
         if self.history:
             yield from changes(repository, commit, self.commits, self, reading)
 
-    def measure(self) -> tuple[int, int]:
-        """Measure without the history, whose size is not known before it is read."""
-        sizes = [entry.size for entry in entries(Path(self.repository), self._commit(), self, Skipped())]
-        return len(sizes), sum(sizes)
-
     def about(self) -> str:
         return f"{self.repository}@{self.revision}{' with its history' if self.history else ''}"
 

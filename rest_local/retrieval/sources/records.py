@@ -133,10 +133,6 @@ class _Files(Source):
         files = files_of(self.path)
         return (text for file in files for text in self._texts(file, reading))
 
-    def measure(self) -> tuple[int, int]:
-        sizes = [os.path.getsize(name) for name in files_of(self.path)]
-        return len(sizes), sum(sizes)
-
     def prepared(self) -> Source:
         return replace(self, path=absolute(self.path))
 
@@ -336,9 +332,6 @@ class Stdin(Source):
 
     def texts(self, reading: Reading) -> Iterator[Text]:
         return self._texts(sys.stdin.buffer, reading)
-
-    def measure(self) -> tuple[int, int]:
-        return 1, 0
 
     def about(self) -> str:
         return "the standard input"

@@ -155,10 +155,6 @@ class Source(ABC):
         """Yield the texts. Before the first one, raises InputInvalid and OptionError if the source cannot be read."""
 
     @abstractmethod
-    def measure(self) -> tuple[int, int]:
-        """Return approximate (files, bytes), found without reading them. Raises as `texts`."""
-
-    @abstractmethod
     def about(self) -> str:
         """Describe the source in a few words, for a person."""
 

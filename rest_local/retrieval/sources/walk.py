@@ -341,11 +341,6 @@ class Walk(Filters, Source):
     def texts(self, reading: Reading) -> Iterator[Text]:
         return _walked(self.paths, self, reading)
 
-    def measure(self) -> tuple[int, int]:
-        """Measure by size alone, with some files that `texts` skips for their content. O(files)."""
-        sizes = [size for _, size, _ in list_files(self.paths, self)]
-        return len(sizes), sum(sizes)
-
     def about(self) -> str:
         return ", ".join(self.paths)
 
@@ -371,9 +366,6 @@ class Python(Source):
 
     def texts(self, reading: Reading) -> Iterator[Text]:
         return self._walk().texts(reading)
-
-    def measure(self) -> tuple[int, int]:
-        return self._walk().measure()
 
     def about(self) -> str:
         return "the installed Python packages" if self.site_packages else "the standard library of Python"
