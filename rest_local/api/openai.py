@@ -41,7 +41,6 @@ from rest_local.api.requests import (
 from rest_local.chat.tools import AnswerParser, CallStart, Content, Delta, Reasoning, Tool, message_of, tools_of
 from rest_local.decoding.chat import FREE, Chat
 from rest_local.decoding.request import Request
-from rest_local.errors import PromptTooLong
 
 if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
@@ -128,16 +127,12 @@ class Completion:
         given = body.logprobs
         self.top = given if given is None or not isinstance(given, bool) else 0 if given else None
         self.prompts: list[list[int]] = []  # set by `requests`
-        # The log-probabilities of each prompt. If it `echoes_logprobs`, the caller sets them before `answer`.
-        self.scores: list[list[TokenLogprobs]] = []
-
-    @property
-    def echoes_logprobs(self) -> bool:
-        """Return True if the answer contains the log-probabilities of the prompts."""
-        return bool(self.body.echo) and self.top is not None
 
     def requests(self) -> list[Request]:
         engine, body, n = self.context.engine, self.body, self.body.n or 1
+        if body.echo and self.top is not None:
+            text = "echo: the log-probabilities of a prompt are not computed; leave out echo or logprobs"
+            raise ApiError(400, text, code="unsupported", param="echo")
         if not body.suffix:
             longest, owner = longest_prompt(engine, body), self.context.owner
             self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest, owner=owner)
@@ -151,22 +146,6 @@ class Completion:
             for prompt in self.prompts
             for choice in range(n)
         ]
-
-    def to_score(self) -> tuple[list[list[int]], int]:
-        """Return the prompts to score, and how many of the likeliest tokens to report.
-
-        Raises PromptTooLong, or ApiError 400 if a context shift shortens the prompt, which then cannot be scored.
-        """
-        engine, longest = self.context.engine, max(map(len, self.prompts))
-        if longest <= engine.n_ctx:
-            return self.prompts, self.top or 0
-        if not shifts_context(engine, self.body):
-            raise PromptTooLong(longest, engine.n_ctx)
-        text = (
-            f"echo with logprobs: the prompt has {longest} tokens and the context holds {engine.n_ctx}; a context "
-            "shift shortens it for an answer, but all of it cannot be scored; leave out echo or logprobs, or shorten it"
-        )
-        raise ApiError(400, text, code="context_length_exceeded", param="prompt")
 
     def answer(self, answered: Sequence[HasResult]) -> CompletionAnswer:
         return CompletionAnswer(self, answered)
@@ -281,7 +260,7 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
 
     def __init__(self, call: Completion, answered: Sequence[HasResult]) -> None:
         super().__init__(call.context, call.body, answered)
-        self._prompts, self._scores, self._reports = call.prompts, call.scores, call.top is not None
+        self._prompts, self._reports = call.prompts, call.top is not None
         self._sent = [0] * len(self.choices)  # number of characters, for text_offset
 
     def begin(self) -> list[bytes]:
@@ -291,8 +270,7 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
         for number in range(len(self.choices)):
             text = self._echo(number)
             self._sent[number] = len(text)
-            logprobs = self._logprobs(self._scored(number), first=self._prompt(number)[0])
-            events.append(self._event(number, {"text": text}, logprobs=logprobs))
+            events.append(self._event(number, {"text": text}))
         return events
 
     def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
@@ -311,40 +289,22 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
     def whole(self) -> dict[str, Any]:
         choices = []
         for number, choice in enumerate(self.choices):
-            if self.body.echo:
-                scored = [*self._scored(number), *choice.logprobs]
-                logprobs = self._logprobs(scored, first=self._prompt(number)[0])
-            else:
-                logprobs = self._logprobs(choice.logprobs)
             text = (self._echo(number) if self.body.echo else "") + choice.text
-            reason = self.finish_reason(number)
+            logprobs, reason = self._logprobs(choice.logprobs), self.finish_reason(number)
             choices.append({"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason})
         return self._head(self.EVENT_KIND) | {"choices": choices} | self._counts()
-
-    def _prompt(self, number: int) -> Sequence[int]:
-        return self._prompts[number // self.per_prompt]
-
-    def _scored(self, number: int) -> Sequence[TokenLogprobs]:
-        return self._scores[number // self.per_prompt] if self._reports else ()
 
     def _echo(self, number: int) -> str:
         if isinstance(self.body.prompt, str):
             return self.body.prompt
-        return prompt_text(self.engine.model.vocabulary, self._prompt(number))
+        return prompt_text(self.engine.model.vocabulary, self._prompts[number // self.per_prompt])
 
-    def _logprobs(
-        self, entries: Sequence[TokenLogprobs], offset: int = 0, first: int | None = None
-    ) -> dict[str, Any] | None:
-        """Return `choices[].logprobs`, with `offset` characters of the answer before the first entry.
-
-        `first` is the first token of an echoed prompt. Its log-probability is null, as in OpenAI's answers.
-        """
+    def _logprobs(self, entries: Sequence[TokenLogprobs], offset: int = 0) -> dict[str, Any] | None:
+        """Return `choices[].logprobs`, with `offset` characters of the answer before the first entry."""
         if not self._reports:
             return None
         vocabulary = self.engine.model.vocabulary
-        unknown: list[None] = [] if first is None else [None]
-        ids = [*([] if first is None else [first]), *(entry.token for entry in entries)]
-        texts = [vocabulary.piece(token).decode("utf-8", "replace") for token in ids]
+        texts = [vocabulary.piece(entry.token).decode("utf-8", "replace") for entry in entries]
         offsets = []
         for text in texts:
             offsets.append(offset)
@@ -352,8 +312,8 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
         tops = [{vocabulary.piece(t).decode("utf-8", "replace"): p for t, p in entry.top} for entry in entries]
         return {
             "tokens": texts,
-            "token_logprobs": [*unknown, *(entry.logprob for entry in entries)],
-            "top_logprobs": [*unknown, *tops],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": tops,
             "text_offset": offsets,
         }
 

@@ -51,7 +51,6 @@ from rest_local.stop import Closing
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
-    from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 
 MOST_SLOTS = MOST_IDS // ContextSettings().n_branches
 MOST_ON_CPU = 16  # the shipped curves of CPUs give 3.3 and 5.9 times the tokens of one request, and for 32 3.6 and 6.0
@@ -136,7 +135,6 @@ class Worker(Closing):
         self.model = model or stem_of(engine.model.path.name)
         self._context = RequestContext(engine, self.model, False, f"rest-local-{__version__}")
         self._embedder: Embedder | None = None
-        self._scorer: Scorer | None = None
 
     def answers(self, jobs: Iterable[Job]) -> Generator[JobAnswer, None, None]:
         """Yield the answers to all jobs, each as it ends. Closing the iterator cancels what still runs.
@@ -182,8 +180,6 @@ class Worker(Closing):
             except BaseException:
                 batch.cancel(begun.numbers)
                 raise
-            if isinstance(call, Completion) and call.echoes_logprobs:
-                call.scores = self._scores(*call.to_score())
             return begun
         except Exception as error:  # a fault in one job is its answer, and the others go on
             return failed(job, error)
@@ -222,19 +218,11 @@ class Worker(Closing):
             self._embedder = Embedder(self.engine.model)
         return self._embedder.embed(prompt)
 
-    def _scores(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
-        from rest_local.decoding.logprobs import Scorer
-
-        if self._scorer is None:
-            self._scorer = Scorer(self.engine.model, self.engine.settings)
-        return [self._scorer.score(prompt, top, lambda part: part()) for prompt in prompts]
-
     def close(self) -> None:
         """Free what was opened besides the engine. Idempotent."""
-        for opened in (self._embedder, self._scorer):
-            if opened is not None:
-                opened.close()
-        self._embedder = self._scorer = None
+        if self._embedder is not None:
+            self._embedder.close()
+        self._embedder = None
 
 
 @dataclass

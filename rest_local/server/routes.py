@@ -31,7 +31,7 @@ from rest_local.api.responses_answer import ResponseCall
 from rest_local.errors import RestLocalError
 from rest_local.kv_cache.slot_files import NamedSlots
 from rest_local.llama.embedding import Embedder, Ranker
-from rest_local.server.answering import OWNER, context_of, generate, parse, respond, submit
+from rest_local.server.answering import OWNER, context_of, generate, parse
 from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post
 from rest_local.server.state import State, server_of, state_of
 from rest_local.server.streaming import json_response
@@ -79,19 +79,6 @@ async def count_tokens(request: HttpRequest) -> Response:
     response = json_response({"input_tokens": tokens})
     response.headers.update(headers_of(request.url.path))
     return response
-
-
-async def completions(request: HttpRequest) -> Response:
-    body = await parse(request, bodies.CompletionBody)
-    call = Completion(context_of(request, body.model), body)
-    if not call.echoes_logprobs:
-        return await generate(request, call)
-    state = state_of(request)
-    requests = await state.workers.run(request, call.requests)
-    prompts, top = call.to_score()
-    call.scores = await state.scoring.scores(request, state.loaded()[0], prompts, top)
-    streams = await submit(request, lambda: requests)
-    return await respond(request, call.answer(streams.streams), streams)
 
 
 async def embeddings(request: HttpRequest) -> Response:
@@ -353,7 +340,7 @@ def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:
 ROUTES: Routes = (
     _generating("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, ChatCall),
     (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), chat_tokens),
-    (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
+    _generating("/v1/completions", "Continue text", bodies.CompletionBody, Completion),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
     (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
     (get("/v1/models", "List models", of_server=True), list_models),

@@ -1,6 +1,6 @@
 """The state that all routes share: the settings, and the engine and its service once the model is loaded.
 
-`Workers` prepare requests and score prompts outside of the event loop. Templates are rendered and texts are tokenized
+`Workers` prepare requests outside of the event loop. Templates are rendered and texts are tokenized
 in worker threads, inside a `Stop`. A client that disconnects, or a server that stops, sets it, and the work ends at its
 next check, within milliseconds. The model must not be freed before `Workers.ended`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,10 +19,8 @@ import anyio
 from starlette.requests import Request
 from starlette.requests import Request as HttpRequest
 
-from rest_local.api.errors import ApiError, loading, no_such_model
+from rest_local.api.errors import loading, no_such_model
 from rest_local.api.models import Row, find_name, meta, named_row
-from rest_local.decoding.logprobs import Scorer, TokenLogprobs
-from rest_local.errors import QueueFull
 from rest_local.server.settings import ANY_MODEL, ServerSettings
 from rest_local.server.streaming import watched
 from rest_local.stop import Stop
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rest_local.server")
 
-MAX_SCORING = 4  # requests that are scored or wait for it
 WORKERS_SECONDS = 10.0  # a chat template may need half of that to stop
 STATE = "rest_local.state"  # the scope of a request has the `State` of the router's chosen model here
 
@@ -86,71 +83,6 @@ class Workers:
             return self._changed.wait_for(lambda: not self._stops, seconds)
 
 
-class Scoring:
-    """Scores a prompt's own tokens, for requests with `echo` and `logprobs`.
-
-    One prompt at a time is scored, in a separate thread. Between two parts of it the engine serves other requests.
-    """
-
-    def __init__(self) -> None:
-        self.scorer: Scorer | None = None
-        self._threads: anyio.CapacityLimiter | None = None  # can only be made in the server's loop
-        self._active = 0
-
-    async def scores(
-        self, request: HttpRequest, service: Service, prompts: Sequence[Sequence[int]], top: int
-    ) -> list[list[TokenLogprobs]]:
-        """Return the log-probabilities of each prompt's tokens after the first.
-
-        Raises QueueFull for more than MAX_SCORING requests, ApiError if the client disconnects, and what `Scorer` and
-        `Service.run` raise.
-        """
-        if self._active >= MAX_SCORING:
-            raise QueueFull(MAX_SCORING)
-        self._threads = self._threads or anyio.CapacityLimiter(1)
-        self._active += 1
-        left = threading.Event()
-        try:
-            with anyio.CancelScope() as turn:
-
-                def leave() -> None:
-                    left.set()
-                    turn.cancel()  # ends the wait for a thread; one that has begun reads `left`
-
-                async with watched(request.receive, leave):
-                    return await anyio.to_thread.run_sync(
-                        self._score, service, prompts, top, left, limiter=self._threads
-                    )
-        finally:
-            left.set()  # the thread ends by itself when the server stops
-            self._active -= 1
-        raise _gone()
-
-    def _score(
-        self, service: Service, prompts: Sequence[Sequence[int]], top: int, left: threading.Event
-    ) -> list[list[TokenLogprobs]]:
-        def run(part: Callable[[], None]) -> None:
-            if left.is_set():
-                raise _gone()
-            service.run(lambda engine: part())
-
-        def opened(engine: Engine) -> Scorer:
-            self.scorer = self.scorer or Scorer(engine.model, engine.settings)
-            return self.scorer
-
-        scorer = service.run(opened)
-        return [scorer.score(prompt, top, run) for prompt in prompts]
-
-    def close(self) -> None:
-        """Free the scorer. The service must be closed before, so that it runs no part any more."""
-        if self.scorer is not None:
-            self.scorer.close()
-
-
-def _gone() -> ApiError:
-    return ApiError(400, "the client disconnected before its prompt was scored")
-
-
 def server_of(request: Request) -> Any:
     """Return the `State` of a server, or the `RouterState` in front of several models. Both have what callers use."""
     return request.app.state.server
@@ -170,7 +102,6 @@ class State:
     service: Service | None = None
     embedder: Embedder | None = None
     ranker: Ranker | None = None
-    scoring: Scoring = field(default_factory=Scoring)
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
     _loading: Stop = field(default_factory=Stop)
@@ -202,7 +133,6 @@ class State:
         for pooled in (self.embedder, self.ranker):
             if pooled is not None:
                 pooled.close()
-        self.scoring.close()
         if self.engine is not None:
             self.engine.close()
 

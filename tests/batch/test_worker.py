@@ -56,18 +56,6 @@ def test_answers_have_the_form_of_openai(worker: Worker, monkeypatch: pytest.Mon
     assert ChatCompletion.model_validate(found["chat"]["response"]["body"]).choices[0].message.content
 
 
-def test_an_echo_with_log_probabilities(worker: Worker) -> None:
-    lines = [
-        {"custom_id": name, "prompt": "import os\n", "echo": True, "logprobs": 0, "max_tokens": 0} for name in "ab"
-    ]
-    found = answered(worker, *lines)
-    choice = found["a"]["response"]["body"]["choices"][0]
-    assert choice["text"] == "import os\n"
-    assert choice["logprobs"]["token_logprobs"][0] is None
-    assert all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
-    assert found["b"]["response"]["body"]["choices"] == found["a"]["response"]["body"]["choices"]
-
-
 @pytest.mark.parametrize(
     ("line", "status", "code", "param"),
     [

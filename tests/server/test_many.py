@@ -1,19 +1,14 @@
 """Many clients at once with the real engine: all are served, none fails, and every slot is freed."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_service import FakeEngine
-from live import Live, Scripted, becomes_idle, sent
+from live import Live, becomes_idle, sent
 
 from rest_local.api.bodies import MAX_PROMPTS
-from rest_local.api.errors import ApiError
-from rest_local.server import state as module
 from rest_local.server.app import ROUTES
 from rest_local.server.security import CLIENT, SECRET, Inner
 
@@ -84,113 +79,6 @@ def test_fifty_disconnects_at_once_free_every_slot(demo: Live) -> None:
     service = demo.serving.state.service
     assert service is not None
     assert (service.running, service.waiting) == (0, 0)
-
-
-# ---- Prompts that are scored for echo with logprobs ----------------------------------------------------------------
-
-
-PATH = "/v1/completions"
-BODY = {"prompt": "def f():", "echo": True, "logprobs": 1, "max_tokens": 0}
-
-
-class Endless:
-    """A scorer whose prompts have parts until `free`."""
-
-    def __init__(self) -> None:
-        self.begun, self.free, self.ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
-
-    def score(self, tokens: Sequence[int], top: int, run: Callable[[Callable[[], None]], object]) -> list[Any]:
-        self.begun.release()
-        try:
-            while not self.free.is_set():
-                run(lambda: None)
-        finally:
-            self.ended.release()
-        return []
-
-    def close(self) -> None:
-        pass
-
-
-def scored_by(live: Live) -> Endless:
-    live.serving.state.scoring.scorer = scorer = Endless()  # type: ignore[assignment]
-    return scorer
-
-
-def test_a_disconnect_ends_the_scoring_of_the_prompt(scripted: Scripted) -> None:
-    live = scripted()
-    scorer = scored_by(live)
-    with sent(live, PATH, BODY):
-        assert scorer.begun.acquire(timeout=30)
-    assert scorer.ended.acquire(timeout=30)
-    scorer.free.set()
-    assert live.post(PATH, BODY).status_code == 200
-    assert len(live.service.streams) == 1, "nothing is generated after a disconnect"
-
-
-def test_a_disconnect_while_waiting_for_scoring_frees_the_place() -> None:
-    scoring, scorer = module.Scoring(), Endless()
-    scoring.scorer = scorer  # type: ignore[assignment]
-    service: Any = SimpleNamespace(run=lambda call: call(None))
-
-    async def never() -> dict[str, Any]:
-        return await asyncio.get_running_loop().create_future()
-
-    async def at_once() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    def scores(receive: Callable[[], Any]) -> Any:
-        request: Any = SimpleNamespace(receive=receive)
-        return scoring.scores(request, service, [[1, 2]], 0)
-
-    async def main() -> None:
-        first = asyncio.create_task(scores(never))
-        await asyncio.to_thread(scorer.begun.acquire)
-        for _ in range(2 * module.MAX_SCORING):
-            with pytest.raises(ApiError, match="disconnected"):
-                await asyncio.wait_for(scores(at_once), 30)
-        scorer.free.set()
-        assert await asyncio.wait_for(first, 30) == [[]]
-
-    asyncio.run(main())
-    assert not scorer.begun.acquire(blocking=False), "no other request was scored"
-
-
-def test_requests_beyond_the_scoring_queue_are_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SCORING", 1)
-    live = scripted()
-    scorer = scored_by(live)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(live.post, PATH, BODY)
-        assert scorer.begun.acquire(timeout=30)
-        refused = live.post(PATH, BODY)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"]
-        assert live.post(PATH, BODY | {"logprobs": None}).status_code == 200, "others do not wait for it"
-        scorer.free.set()
-        assert first.result(60).status_code == 200
-
-
-def test_a_server_that_stops_leaves_no_thread_scoring(scripted: Scripted) -> None:
-    live = scripted(drain_seconds=1)
-    scorer = scored_by(live)
-    with sent(live, PATH, BODY):
-        assert scorer.begun.acquire(timeout=30)
-        live.stop()
-        assert scorer.ended.acquire(timeout=30)
-
-
-@pytest.mark.parametrize(
-    ("shift", "said"), [(True, "leave out echo or logprobs"), (False, "exceeds the available context size (32 tokens)")]
-)
-def test_a_prompt_longer_than_the_context_cannot_be_scored(scripted: Scripted, shift: bool, said: str) -> None:
-    long = BODY | {"prompt": "x = 1\n" * 100, "rest_local": {"context_shift": shift}}
-    answer = scripted(n_ctx=32).post(PATH, long)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert said in error["message"]
-    assert error["code"] == "context_length_exceeded"
-    assert error["param"] == "prompt"
 
 
 @pytest.mark.parametrize("path", [operation.path for operation, _ in ROUTES if operation.streams])

@@ -145,9 +145,10 @@ def test_prediction_is_counted(client: openai.OpenAI) -> None:
 
 def test_completions_echo_ids_and_several_prompts(client: openai.OpenAI) -> None:
     ids = [319, 348, 383]
-    by_id = client.completions.create(
-        model="demo", prompt=ids, max_tokens=4, temperature=0, echo=True, logprobs=1, extra_body=SAME
-    )
+    by_id = client.completions.create(model="demo", prompt=ids, max_tokens=4, temperature=0, echo=True, extra_body=SAME)
+    said = client.completions.create(
+        model="demo", prompt=ids, max_tokens=4, temperature=0, logprobs=1, extra_body=SAME
+    ).choices[0]
     text = "def _get"
     alone = client.completions.create(
         model="demo", prompt=text, max_tokens=4, temperature=0, echo=True, extra_body=SAME
@@ -159,12 +160,12 @@ def test_completions_echo_ids_and_several_prompts(client: openai.OpenAI) -> None
     assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
     assert all(choice.text.startswith(text) for choice in by_text.choices)
     assert alone.choices[0].text == by_id.choices[0].text
-    logprobs = by_id.choices[0].logprobs
-    assert "".join(logprobs.tokens) == by_id.choices[0].text
-    assert logprobs.token_logprobs[0] is None
-    assert all(value < 0 for value in logprobs.token_logprobs[1:])
-    assert all(isinstance(value, float) for value in logprobs.token_logprobs[3:])
-    assert logprobs.text_offset[3] == len(text)
+    assert text + said.text == alone.choices[0].text
+    assert "".join(said.logprobs.tokens) == said.text
+    assert all(value < 0 for value in said.logprobs.token_logprobs)
+    assert said.logprobs.text_offset[1] == len(said.logprobs.tokens[0])
+    with pytest.raises(openai.BadRequestError, match="leave out echo or logprobs"):
+        client.completions.create(model="demo", prompt=ids, echo=True, logprobs=1)
 
 
 def test_suffix_fills_the_gap(client: openai.OpenAI) -> None:
@@ -208,36 +209,3 @@ def test_a_forced_call_is_made_and_streamed(client: openai.OpenAI) -> None:
             pass
         streamed = stream.get_final_completion().choices[0].message.tool_calls[0].function
     assert (streamed.name, streamed.arguments) == (call.function.name, call.function.arguments)
-
-
-def test_an_echoed_prompt_has_log_probabilities(client: openai.OpenAI) -> None:
-    """An answer that is sent back as a prompt has the same log-probabilities. With 150 tokens, it is scored in three
-    parts."""
-    options = {"model": "demo", "temperature": 0, "extra_body": SAME}
-    for prompt in (
-        "def main():\n",
-        "import os\n",
-        "class Queue:\n",
-        "x = [1, 2]\n",
-        "def read(path):\n",
-        "for i in range(3):\n",
-    ):
-        said = client.completions.create(prompt=prompt, max_tokens=150, logprobs=2, **options).choices[0]
-        text = prompt + said.text
-        asked = options | {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 2}
-        streamed = next(iter(client.completions.create(**asked, stream=True))).choices[0]
-        choice = client.completions.create(**asked).choices[0]
-        assert choice.text == streamed.text == text
-        told = choice.logprobs
-        assert told.tokens == streamed.logprobs.tokens
-        assert told.token_logprobs[1:] == pytest.approx(streamed.logprobs.token_logprobs[1:], abs=0.2)
-        assert told.token_logprobs[0] is None
-        assert told.top_logprobs[0] is None
-        own = len(said.logprobs.tokens)
-        if told.tokens[-own:] == said.logprobs.tokens:  # a text need not be tokenized as it was said
-            break
-    else:
-        pytest.fail("none of the texts is tokenized as it was said")
-    assert told.token_logprobs[-own:] == pytest.approx(said.logprobs.token_logprobs, abs=0.2)
-    assert told.text_offset[-own] == len(prompt)
-    assert all(len(top) == 2 for top in told.top_logprobs[1:])
