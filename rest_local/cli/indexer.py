@@ -4,10 +4,10 @@ The datastore of a checkout is named after its root, so all commands below that 
 asked once whether to draft from it. The answer is kept in the data directory, by root, and so are answers about
 datastores (`cli.opening`).
 
-`Indexer` starts `rest_local.cli.index.watch`, a child process of the lowest priority, and `close` ends it. It also ends
-by itself with this process, because its stdin does. `committed` is called after each commit, so that the engine looks
-at once. Whatever goes wrong with the child costs only drafts. Its lines for the user may come while an answer is shown
-or a message is typed, so they wait until `show_news`, unless `at_once` was called.
+`Indexer` starts a child process of the lowest priority (`cli.indexer_process`), and `close` ends it. It also ends by
+itself with this process, because its stdin does. `committed` is called after each commit, so that the engine looks at
+once. Whatever goes wrong with the child costs only drafts. Its lines for the user may come while an answer is shown or
+a message is typed, so they wait until `show_news`, unless `at_once` was called.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Indexer:
         self._lock = threading.Lock()
         request = {"model": str(model), "names": list(names), "code": [[code.name, str(code.root)]] if code else []}
         self._child = subprocess.Popen(
-            [sys.executable, "-c", "from rest_local.cli.index.watch import main; main()"],
+            [sys.executable, "-c", "from rest_local.cli.indexer_process import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,9 +1,7 @@
 """The child process that keeps datastores up to date: what it builds, what it tells, and how it ends."""
 
-import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -200,81 +198,3 @@ def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFi
         engine.datastores.on_change = used.set
         build_datastore("not-there-yet", [code.root], vocabulary=engine.model.vocabulary)
         assert engine.datastores.has_news or used.wait(120)
-
-
-Watching = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def watching(code: Code) -> Iterator[Watching]:
-    """Run `rest-local index watch mine`, once it watches."""
-    with Model.open(demo_model(), vocab_only=True) as model:
-        build_datastore("mine", [code.root], vocabulary=model.vocabulary, recipe={"model": str(demo_model())})
-    made: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "rest_local", "index", "watch", "mine", *options]
-        child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
-        )
-        made.append(child)
-        assert child.stderr is not None
-        line = child.stderr.readline()
-        assert line.startswith("watching"), line
-        return child
-
-    yield start
-    for child in made:
-        child.kill()
-        child.communicate()
-
-
-@pytest.mark.parametrize(("number", "code_"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_watch_ends_as_it_should(number: int, code_: int, code: Code, watching: Watching) -> None:
-    child = watching("--json")
-    assert child.stdout is not None
-    (code.root / "b.py").write_text("x = 1\n")
-    line = json.loads(child.stdout.readline())
-    assert (line["name"], line["added"], line["documents"]) == ("mine", 1, 2)
-    child.send_signal(number)
-    _, errors = child.communicate(timeout=60)
-    assert (child.returncode, errors) == (code_, "")
-
-
-def test_a_killed_watch_leaves_a_good_datastore(code: Code, watching: Watching) -> None:
-    """It is killed at some moment of an update. `test_build` and others kill at every step of the commit."""
-    child = watching("--json")
-    assert child.stdout is not None
-    (code.root / "0.py").write_text(f"{TEXT}# 0\n")
-    child.stdout.readline()
-    (code.root / "1.py").write_text(f"{TEXT}# 1\n")
-    child.kill()
-    child.communicate()
-    assert "a.py" in documents("mine")
-    again = watching("--json")
-    assert again.stdout is not None
-    (code.root / "last.py").write_text("x = 1\n")
-    until(lambda: len(documents("mine")) == 4)
-
-
-def test_commits_are_lines_on_stderr_and_a_watch_ends_with_the_datastore(code: Code, watching: Watching) -> None:
-    child = watching()
-    assert child.stderr is not None
-    (code.root / "a.py").write_text("other = 1\n")
-    assert "mine: 1 changed; " in child.stderr.readline()
-    shutil.rmtree(datastore_path("mine"))
-    (code.root / "b.py").write_text("x = 1\n")
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 1
-    assert "no longer watched" in errors
-
-
-def test_an_index_whose_model_is_gone_goes_stale(code: Code, call: Callable[..., object]) -> None:
-    with Model.open(demo_model(), vocab_only=True) as model:
-        build_datastore("mine", [code.root], vocabulary=model.vocabulary, recipe={"model": "/gone/model.gguf"})
-    done = call("index", "watch", "mine")
-    assert done.code == 1  # type: ignore[attr-defined]
-    assert "goes stale: the model it was built with is gone (/gone/model.gguf)" in done.err  # type: ignore[attr-defined]
-    assert "nothing to watch" in done.err  # type: ignore[attr-defined]
-    missing = call("index", "watch", "none-such")
-    assert (missing.code, "not found" in missing.err) == (1, True)  # type: ignore[attr-defined]

@@ -310,7 +310,7 @@ def system_events(roots: Sequence[Path], stop: threading.Event) -> Generator[Bat
 class Watcher:
     """A watcher of the recorded paths of `targets`. Raises DatastoreError for an index that was not built from files.
     `report` is called after each commit. `more` is called several times a second and returns targets that have come
-    since, or None once there will be no more. With `poll_s` full updates replace watching.
+    since, or None once there will be no more.
     """
 
     def __init__(
@@ -321,11 +321,11 @@ class Watcher:
         *,
         more: Callable[[], Iterable[Target] | None] = lambda: None,
         events: Events = system_events,
-        poll_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._update, self._report, self._clock = update, report, clock
-        self._more, self._events, self._poll_s = more, events, poll_s
+        self._more, self._events = more, events
+        self._poll_s: float | None = None  # Seconds between full updates, once the system cannot watch.
         self.indexes = [self._index(target) for target in targets]
 
     def run(self, stop: threading.Event) -> None:
