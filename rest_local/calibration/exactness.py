@@ -1,23 +1,20 @@
 """Test whether the logits are bit-identical with drafting on and off on this machine (docs/DESIGN.md section 4).
 
-Real text is evaluated one token at a time (n = 1) and in batches, with and without rejected drafts between them, and
-every logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by
-about 1% of its norm; then the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
+Real text is evaluated one token at a time (n = 1) and in steps with random drafts, right and wrong ones, and every
+logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by about 1%
+of its norm; then the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
 
-`SelfTest` is the test of `--exact`, which runs when the model is loaded:
+`self_test` is the test of `--exact`, which runs once, when a model is loaded for the first time. The guarantee needs
+every row of its plan, at least LEAST_ROWS, without a difference.
 
-- The guarantee needs every row of the plan, at least LEAST_ROWS, without a difference.
-- If there is no time for all rows, those compared so far are stored (`SelfTest.to_dict`), and the next load continues.
-- The backend belongs to the test, which clears its KV cache.
-
-The module knows nothing about models and files.
+Both clear the KV cache. The module knows nothing about models and files.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -26,12 +23,18 @@ from numpy.typing import NDArray
 
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
-from rest_local.kv_cache.backend import Backend, remove_tail
+from rest_local.kv_cache.backend import Backend
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 Logits = NDArray[np.float32]
 Drafts = Literal["chains", "trees"]
 BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
+# Rows that the guarantee needs. In settings that are not exact, 1% to 30% of the rows differ (docs/LOG.md). 32 rows
+# miss a difference of 1% in three of four runs, 256 rows in one of 13.
+LEAST_ROWS = 256
+FIRST = 4  # These rows are compared first; they reveal unsuitable settings after about 8 plain steps.
+N_CTX = 1024  # tokens of context that the plan needs; the text is as long
+DEPTH = N_CTX - LEAST_ROWS  # attention works in blocks, so half as many rows from here on are compared too
 
 
 @dataclass
@@ -81,118 +84,97 @@ class Comparison:
         return {**asdict(self), "exact": self.exact, "flips_per_10000": round(rate, 2)}
 
 
-class Runner:
-    """A runner that evaluates chains on one sequence in all sequence ids."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.n_past = 0
-
-    def prefill(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """Evaluate tokens at the current position in large batches, like a prompt."""
-        backend = self.backend
-        for begin in range(0, len(tokens), backend.n_batch):
-            part = tokens[begin : begin + backend.n_batch]
-            backend.batch.fill(part, np.arange(self.n_past, self.n_past + len(part)), 0, backend.n_branches, 0)
-            if code := backend.decode():
-                raise DecodeFailed(code, len(part))
-            self.n_past += len(part)
-
-    def evaluate(self, tokens: Sequence[int], keep: int) -> Logits:
-        """Evaluate `tokens` at the current position, keep the first `keep` in the KV cache, and return their logits, a
-        float32 [n, n_vocab] view. Raises DecodeFailed.
-        """
-        backend = self.backend
-        positions = np.arange(self.n_past, self.n_past + len(tokens))
-        goes_back = len(tokens) - keep > backend.rollback
-        state = backend.save(0, partial=True, on_device=True) if goes_back else b""
-        backend.batch.fill(tokens, positions, 0, backend.n_branches, 1)
-        code = backend.decode()
-        if code:
-            raise DecodeFailed(code, len(tokens))
-        if goes_back:  # The checkpoint before the step is restored, and accepted tokens are evaluated again.
-            rows: Logits = backend.logits(len(tokens)).copy()
-            if not backend.restore(0, state, partial=True, on_device=True) or not remove_tail(backend, self.n_past):
-                raise DecodeFailed(-1, len(tokens))
-            self.prefill(tokens[:keep])
-            return rows
-        self.n_past += keep
-        if keep < len(tokens) and not remove_tail(backend, self.n_past):
-            raise DecodeFailed(-1, len(tokens))
-        return backend.logits(len(tokens))
+def rows_alone(backend: Backend, text: Sequence[int], begin: int = 0) -> Logits:
+    """Return the logits of single tokens of the text from token `begin` on: float32 [n, n_vocab]. Clears the KV cache
+    before. Raises DecodeFailed.
+    """
+    slot = _slot_at(backend, text, begin, 0)
+    return np.stack([_step(slot, DraftTree(), [])[0].copy() for _ in range(begin, len(text))])
 
 
-def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
-    """Return the logits of single tokens of the text: float32 [n, n_vocab]. Leaves the KV cache empty."""
-    try:
-        backend.clear()
-        alone = Runner(backend)
-        return np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
-    finally:
-        backend.clear()
-
-
-def compare_drafts(
-    backend: Backend, text: Sequence[int], reference: Logits, drafts: Drafts, longest: int
-) -> Comparison:
-    """Compare `reference` (`rows_alone` of the text) with steps of random drafts, each accepted as far as it follows
-    the text. Clears the KV cache before and after.
+def compare_drafts(backend: Backend, text: Sequence[int], drafts: Drafts, longest: int, begin: int = 0) -> Comparison:
+    """Compare the logits of single tokens of the text from token `begin` on with those of steps with random drafts of
+    at most `longest` tokens, each accepted as far as it follows the text. Clears the KV cache before and after. Raises
+    DecodeFailed.
     """
     result = Comparison()
     longest = min(longest, backend.max_outputs - 1)
     if longest < 1:
         return result
     rng = np.random.default_rng(11)
-    slot = Slot(backend, checkpoints=backend.rollback < longest)
-    slot.tokens = list(text)
+    sizes = itertools.cycle([n for n in BATCH_SIZES if n <= longest + 1])
     make = _random_tree if drafts == "trees" else _random_chain
     try:
-        backend.clear()
-        while slot.n_past < len(text) - 1:
-            begin = slot.n_past
-            tree, path = make(text, begin, longest, backend.n_branches, rng)
-            layout = tree.layout()
-            slot.checkpoints.protect(len(tree), slot.n_past, slot.n_again)
-            batch = BatchBuilder()
-            batch.add_step(slot, tree, layout)
-            batch.load(backend.batch)
-            if code := backend.decode():
-                raise DecodeFailed(code, 1 + len(tree))
-            rows = backend.logits(1 + len(tree))
-            place = {node: row for row, node in enumerate(layout.order, 1)}
-            for k, row in enumerate([0, *(place[node] for node in path)]):
-                result.add(reference[begin + k], rows[row])
-            if not slot.accept(tree, layout, path):
-                raise DecodeFailed(-1, 1 + len(tree))
+        alone = rows_alone(backend, text, begin)
+        slot = _slot_at(backend, text, begin, longest)
+        while (at := slot.n_past) < len(text):
+            n_nodes = min(next(sizes), backend.n_ctx - at) - 1
+            tree, path = make(text, at, n_nodes, backend.n_branches, rng) if n_nodes else (DraftTree(), [])
+            for place, row in enumerate(_step(slot, tree, path), at - begin):
+                result.add(alone[place], row)
     finally:
         backend.clear()
     return result
 
 
+def _slot_at(backend: Backend, text: Sequence[int], begin: int, longest: int) -> Slot:
+    """Clear the KV cache, and evaluate the text before token `begin`. Drafts of `longest` tokens can be taken back."""
+    backend.clear()
+    slot = Slot(backend, checkpoints=backend.rollback < longest)
+    slot.tokens = list(text)
+    while slot.n_past < begin:
+        part = slot.tokens[slot.n_past : min(begin, slot.n_past + backend.n_batch)]
+        batch = BatchBuilder()
+        batch.add_prompt(slot, part)
+        _decode(backend, batch)
+        slot.commit(len(part))
+    return slot
+
+
+def _step(slot: Slot, tree: DraftTree, path: list[int]) -> list[Logits]:
+    """Do one step, and return the logits of the root and of the nodes of `path`, which are accepted: views of float32
+    [n_vocab]. Raises DecodeFailed.
+    """
+    layout = tree.layout() if len(tree) else None
+    slot.checkpoints.protect(len(tree), slot.n_past, slot.n_again)
+    batch = BatchBuilder()
+    batch.add_step(slot, tree, layout)
+    _decode(slot.backend, batch)
+    rows = slot.backend.logits(1 + len(tree))
+    place = {node: row for row, node in enumerate(layout.order, 1)} if layout else {}
+    if not slot.accept(tree, layout, path):
+        raise DecodeFailed(-1, 1 + len(tree))
+    return [rows[0], *(rows[place[node]] for node in path)]
+
+
+def _decode(backend: Backend, batch: BatchBuilder) -> None:
+    batch.load(backend.batch)
+    if code := backend.decode():
+        raise DecodeFailed(code, len(batch.token))
+
+
 def _random_chain(
-    text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
+    text: Sequence[int], begin: int, n_nodes: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
     """Make a chain below text[begin], right or with a wrong tail. Return it and its nodes that follow the text."""
-    size = int(rng.choice([n for n in BATCH_SIZES if n <= longest + 1]))
-    truth = text[begin + 1 : begin + size]
+    truth = text[begin + 1 : begin + 1 + n_nodes]
     keep = int(rng.integers(0, len(truth) + 1)) if rng.random() < 0.5 else len(truth)
     tree = DraftTree(1)
     node = ROOT
-    for k in range(size - 1):
+    for k in range(n_nodes):
         token = truth[k] if k < keep else text[int(rng.integers(0, len(text)))]
         node = tree.add(int(token), node, 1.0, 0)
     return tree, list(range(keep))
 
 
 def _random_tree(
-    text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
+    text: Sequence[int], begin: int, n_nodes: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """Make a tree below text[begin]. Return it and its nodes that follow the text."""
+    """Make a tree of up to `n_nodes` nodes below text[begin]. Return it and its nodes that follow the text."""
     tree = DraftTree(leaves)
     path: list[int] = []
     truth = text[begin + 1 : begin + 1 + int(rng.integers(0, 5))]
-    wanted = int(rng.integers(1, min(longest, 16) + 1))
-    for _ in range(wanted):
+    for _ in range(n_nodes):
         on_path = len(path) < len(truth) and rng.random() < 0.5
         parent = (path[-1] if path else ROOT) if on_path else int(rng.integers(-1, len(tree)))
         if not tree.can_add(parent):
@@ -208,170 +190,41 @@ def _random_tree(
     return tree, path
 
 
-# Rows that the guarantee needs. In settings that are not exact, 1% to 30% of the rows differ (docs/LOG.md). 32 rows
-# miss a difference of 1% in three of four runs, 256 rows in one of 13.
-LEAST_ROWS = 256
+def self_test_parts(n_ctx: int, longest: int) -> list[tuple[int, int, int]]:
+    """Return the parts of the text to compare in a context of `n_ctx` tokens: (the token that the context begins with,
+    the first and the end of the rows in the context).
 
-SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
-FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
-N_CTX = 1024  # tokens of context that the plan needs; the text is as long
-DEPTH = N_CTX - LEAST_ROWS  # attention works in blocks, so half as many rows from here on are compared too
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A segment of `n` rows at the positions from `position` on, with the text from token `offset` on."""
-
-    position: int
-    n: int
-    offset: int = 0
-
-
-def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
-    """Plan the rows to compare in a context of `n_ctx` tokens: LEAST_ROWS rows at its start, in a short context in
-    several rounds over different text, and half as many from DEPTH on if a chain of `largest` tokens fits after them.
+    There are FIRST rows, LEAST_ROWS rows at the start of the context, in a short context in several rounds over
+    different text, and half as many from DEPTH on if a chain of `longest` tokens fits after them.
     """
     usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
-    segments = []
-    left = LEAST_ROWS
-    for offset in range(0, LEAST_ROWS, usable):
-        ends = [FIRST, *range(SEGMENT, usable, SEGMENT), usable]
-        begin = 0
-        for end in ends:
-            n = min(end, usable) - begin
-            n = min(n, left)
-            if n > 0:
-                segments.append(Segment(begin, n, offset))
-                begin, left = begin + n, left - n
-    deep_rows = LEAST_ROWS // 2
-    if n_ctx > DEPTH + deep_rows + largest:
-        segments += [Segment(DEPTH + begin, SEGMENT) for begin in range(0, deep_rows, SEGMENT)]
-    return segments
+    rounds = [(offset, 0, min(usable, LEAST_ROWS - offset)) for offset in range(0, LEAST_ROWS, usable)]
+    end = DEPTH + LEAST_ROWS // 2
+    return [(0, 0, min(FIRST, usable)), *rounds, *([(0, DEPTH, end)] if n_ctx > end + longest + 1 else [])]
 
 
-class SelfTest:
-    """A test that compares chains of up to `longest` drafted tokens with plain decoding. `text` has real token ids,
-    which repeat if they are too few. It continues from `known`, a result of `to_dict`.
+def self_test(
+    backend: Backend, text: Sequence[int], longest: int, announce: Callable[[int, float], None] = lambda *_: None
+) -> Comparison:
+    """Compare chains of up to `longest` drafted tokens with plain decoding, until a part of the plan differs. `text`
+    has real token ids, which repeat if they are too few. After the first rows, `announce` gets how many further rows
+    there are, and about how many seconds they take. The logits of 256 rows are kept: 156 MB for a vocabulary of 152k.
+    Raises DecodeFailed.
     """
-
-    def __init__(
-        self, backend: Backend, text: Sequence[int], longest: int, known: Mapping[str, Any] | None = None
-    ) -> None:
-        self.backend = backend
-        self.longest = min(longest, backend.max_outputs - 1)
-        self._text = np.asarray(text, np.int32)
-        self.segments = plan_segments(backend.n_ctx, self.longest + 1)
-        self.comparison = Comparison.from_dict(known) if known else Comparison()
-        self.plain_ms = math.inf  # the fastest plain step so far
-        self._steps = self._run()
-
-    @property
-    def rows_needed(self) -> int:
-        """Return the number of rows of the whole plan."""
-        return sum(segment.n for segment in self.segments)
-
-    @property
-    def complete(self) -> bool:
-        """Return True if the test has ended: every row was compared, or one of them differs."""
-        return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
-
-    def run(self, seconds: float) -> bool:
-        """Continue for `seconds`, and for at least one decode. Return `complete`. Raises DecodeFailed."""
-        begun = time.perf_counter()
-        while not self.complete and not next(self._steps, True):
-            if time.perf_counter() - begun >= seconds:
-                break
-        return self.complete
-
-    def begin(self) -> float:
-        """Compare the first rows, and return about how many seconds the others take. Raises DecodeFailed."""
-        while not self.complete and (self.comparison.rows < FIRST or self.plain_ms == math.inf):
-            self.run(0.0)
-        row_ms = 2.0 * self.plain_ms  # a row alone, its part of a chain, and of the text before DEPTH
-        return 0.0 if self.complete else 1e-3 * row_ms * (self.rows_needed - self.comparison.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON. `exact` tells whether the guarantee holds."""
-        return {
-            **self.comparison.to_dict(),
-            "rows_needed": self.rows_needed,
-            "complete": self.complete,
-            "exact": guarantees_exactness(self.comparison, self.rows_needed),
-        }
-
-    def _run(self) -> Iterator[None]:
-        """Compare the remaining segments, and yield after every decode."""
-        runner = Runner(self.backend)
-        cells: tuple[int, int] | None = None  # (end position, offset) of the text in the KV cache
-        first = 0
-        for number, segment in enumerate(self.segments):
-            first += segment.n
-            if first <= self.comparison.rows:
-                continue
-            found = Comparison()
-            if cells != (segment.position, segment.offset):
-                yield from self._fill(runner, segment)
-            yield from self._compare(runner, segment, found, np.random.default_rng(number))
-            self.comparison.merge(found)
-            cells = segment.position + segment.n, segment.offset
-        self.backend.clear()
-
-    def _fill(self, runner: Runner, segment: Segment) -> Iterator[None]:
-        """Evaluate the text before the segment."""
-        self.backend.clear()
-        runner.n_past = 0
-        for begin in range(0, segment.position, self.backend.n_batch):
-            runner.prefill(self._tokens(segment, begin, min(begin + self.backend.n_batch, segment.position)))
-            yield
-
-    def _compare(self, runner: Runner, segment: Segment, found: Comparison, rng: np.random.Generator) -> Iterator[None]:
-        """Evaluate the rows in chains first, then alone. The tokens then stay in the KV cache."""
-        begin, end = segment.position, segment.position + segment.n
-        restore = _checkpoint(self.backend, begin)
-        drafted: list[NDArray[np.float32]] = []
-        while runner.n_past < end:
-            at = runner.n_past
-            sizes = [n for n in BATCH_SIZES if n <= min(self.longest + 1, 2 * segment.n, self.backend.n_ctx - at)]
-            size = int(rng.choice(sizes)) if sizes else 1
-            keep = min(end - at, int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size)
-            chain = self._tokens(segment, at, at + size)
-            chain[keep:] = rng.choice(self._text, size - keep)
-            drafted += [row.copy() for row in runner.evaluate(chain.tolist(), keep)[:keep]]
-            yield
-        restore()
-        runner.n_past = begin
-        for at, row in zip(range(begin, end), drafted, strict=True):
-            begun = time.perf_counter()
-            alone = runner.evaluate(self._tokens(segment, at, at + 1).tolist(), 1)[0]
-            self.plain_ms = min(self.plain_ms, 1e3 * (time.perf_counter() - begun))
-            found.add(alone, row)
-            yield
-
-    def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
-        """Return a copy of the text at positions [begin, end), int32."""
-        places = np.arange(segment.offset + begin, segment.offset + end) % len(self._text)
-        tokens: NDArray[np.int32] = self._text[places]
-        return tokens
+    first, *others = self_test_parts(backend.n_ctx, longest)
+    tokens = np.resize(np.asarray(text, np.int32), N_CTX).tolist()
+    begun = time.perf_counter()
+    result = compare_drafts(backend, tokens[: first[2]], "chains", longest)
+    if result.exact:
+        left = sum(end - begin for _, begin, end in others)
+        announce(left, left * (time.perf_counter() - begun) / result.rows)
+    for offset, begin, end in others if result.exact else ():
+        result.merge(compare_drafts(backend, tokens[offset : offset + end], "chains", longest, begin))
+        if result.different:
+            break
+    return result
 
 
-def guarantees_exactness(found: Comparison, rows_needed: int) -> bool:
+def guarantees_exactness(found: Comparison) -> bool:
     """Return True if the comparison suffices for `--exact`: enough rows and no difference."""
-    return found.different == 0 and found.rows >= max(rows_needed, LEAST_ROWS)
-
-
-def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
-    """Return a function that restores the KV cache to its present state at `position`. Recurrent state, which has one
-    sequence id, is restored from a copy, because it can be rolled back only within a step.
-    """
-    state = backend.save(0) if backend.n_branches == 1 and position else b""
-
-    def restore() -> None:
-        if backend.n_branches > 1:
-            done = remove_tail(backend, position)
-        else:
-            backend.clear()
-            done = not position or backend.restore(0, state)
-        if not done:
-            raise DecodeFailed(-1, position)
-
-    return restore
+    return found.different == 0 and found.rows >= LEAST_ROWS

@@ -26,15 +26,7 @@ from typing import Any, get_args
 from rest_local.calibration import known
 from rest_local.calibration.cost import LARGEST, CostCurve, from_dict, is_certain, to_dict
 from rest_local.calibration.curves import estimated
-from rest_local.calibration.exactness import (
-    LEAST_ROWS,
-    N_CTX,
-    Comparison,
-    Drafts,
-    SelfTest,
-    compare_drafts,
-    rows_alone,
-)
+from rest_local.calibration.exactness import N_CTX, Comparison, Drafts, compare_drafts, guarantees_exactness, self_test
 from rest_local.calibration.measuring import (
     DecodeProbe,
     FirstSteps,
@@ -65,11 +57,9 @@ from rest_local.paths import cache_dir, write_atomically
 log = logging.getLogger("rest_local.tuning")
 progress = log.getChild("progress")  # It reports work that takes a while.
 
-FORMAT = 9
+FORMAT = 10
 CONTEXTS = (64, 512, 2048)  # context lengths for `tune_thoroughly`, as far as they fit
 SELF_TEST_S = 2.0
-# A load spends at most this long on the self-test of `--exact`, which takes as long as some 600 plain steps.
-EXACT_TEST_S = 60.0
 
 
 @dataclass
@@ -81,7 +71,6 @@ class Tuning:
     self_test: dict[str, Any]
     exact: bool  # a complete self-test found no difference
     measured_at: float = 0.0  # seconds since the epoch
-    unsuitable: list[ContextSettings] = field(default_factory=list)  # the self-test failed, or llama.cpp refuses them
     estimate: str = ""  # name of the shipped curve whose shape was taken; empty if all sizes were measured
     path: Path | None = None
     seconds: float = 0.0  # duration of `tune` in this process
@@ -113,20 +102,6 @@ class Tuning:
             "seconds": round(self.seconds, 3),
         }
 
-    @property
-    def testing(self) -> str:
-        """Describe the progress of the self-test of `--exact`, or return nothing if it has ended."""
-        result = self.self_test
-        if not result or result.get("complete", True) or self.settings in self.unsuitable:
-            return ""
-        return f"the self-test has compared {result['rows']} of {result['rows_needed']} rows"
-
-    def note_self_test(self, result: dict[str, Any]) -> None:
-        """Take over the present result of the self-test (`SelfTest.to_dict`)."""
-        self.self_test, self.exact = result, bool(result["exact"])
-        if result["different"]:
-            self.unsuitable.append(self.settings)
-
     def store(self) -> None:
         """Write the tuning, with the corrections of the curve. If that fails, it only costs time later."""
         if self.path is None:
@@ -142,7 +117,6 @@ class Tuning:
             "format": FORMAT, "settings": self.settings.to_dict(), "curve": to_dict(self.curve),
             "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
             "estimate": self.estimate, "fidelity": self.fidelity, "longest": self.longest,
-            "unsuitable": [settings.to_dict() for settings in self.unsuitable],
             known.FIELD: dict(self.model),
         })  # fmt: skip
 
@@ -156,14 +130,13 @@ class Tuning:
             settings = ContextSettings.from_dict(data["settings"])
             curve = from_dict(data["curve"])
             self_test = data["self_test"]
-            enough = not self_test or Comparison.from_dict(self_test).rows >= LEAST_ROWS
-            unsuitable = [ContextSettings.from_dict(each) for each in data["unsuitable"]]
+            enough = not self_test or guarantees_exactness(Comparison.from_dict(self_test))
             measured_at, estimate = float(data["measured_at"]), str(data["estimate"])
             model = data.get(known.FIELD, {})
             if not isinstance(self_test, dict) or not isinstance(model, dict) or not math.isfinite(measured_at):
                 raise ValueError("not a tuning: self_test is no object, or measured_at is not finite")
             exact = data["exact"] is True and enough
-            found = cls(settings, curve, self_test, exact, measured_at, unsuitable, estimate, model=model)
+            found = cls(settings, curve, self_test, exact, measured_at, estimate, model=model)
             if data["fidelity"] not in get_args(Fidelity) or not 0 <= int(data["longest"]) <= LONGEST_CHAIN:
                 raise ValueError("not a tuning: fidelity or longest")
             found.fidelity, found.longest = data["fidelity"], int(data["longest"])
@@ -176,7 +149,7 @@ def tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Con
     """Open a context in the chosen settings, with its tuning from the cache or from a few steps.
 
     `model.options` may fix flash attention and cache types; the rest is chosen. The first time it takes as long as
-    `first_steps`. Exact mode also runs a self-test for EXACT_TEST_S at most, in up to six settings. Raises ModelError.
+    `first_steps`. Exact mode also runs a self-test, in up to six settings until one passes. Raises ModelError.
     """
     begun = time.perf_counter()
     if fidelity == "same" and not on_cpu(model):
@@ -188,23 +161,12 @@ def tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Con
 
 def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Context, Tuning]:
     path: Path | None = None
-    unsuitable: list[ContextSettings] = []
     try:
         path = cache_dir() / known.FOLDER / f"{_key(model, wanted, fidelity)}.json"
         tuning = Tuning.from_json(path.read_text("utf-8"))
         tuning.path, tuning.model = path, tuning.model or known.note_of(model)
         tuning.settings = resized(tuning.settings, wanted)
-        unsuitable = tuning.unsuitable = [resized(each, wanted) for each in tuning.unsuitable]
-        if fidelity != "exact" or tuning.settings not in unsuitable or _all_tried(model, tuning):
-            context = Context(model, tuning.settings)
-            try:
-                continue_self_test(model, context, tuning, EXACT_TEST_S)
-            except BaseException:  # It was stopped, say.
-                context.close()
-                raise
-            if tuning.settings not in unsuitable or _all_tried(model, tuning):
-                return context, tuning
-            context.close()
+        return Context(model, tuning.settings), tuning
     except FileNotFoundError:
         pass
     except (OSError, ValueError, ModelError) as error:
@@ -213,25 +175,18 @@ def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Co
         "costs of %s: estimated from a few steps, refined in use",
         model.path.name,
     )
-    context, tuning = _tune_anew(model, wanted, fidelity, unsuitable)
+    context, tuning = _tune_anew(model, wanted, fidelity)
     tuning.path, tuning.model = path, known.note_of(model)
     if fidelity == "exact":
         tuning.store()  # An estimate is stored at the end, after real steps have refined it.
     return context, tuning
 
 
-def _all_tried(model: Model, tuning: Tuning) -> bool:
-    """Return True if the self-test of `--exact` has ruled out all settings."""
-    return all(one in tuning.unsuitable for one in candidates(tuning.settings, model.options, "exact", on_cpu(model)))
-
-
-def _tune_anew(
-    model: Model, wanted: ContextSettings, fidelity: Fidelity, unsuitable: list[ContextSettings]
-) -> tuple[Context, Tuning]:
+def _tune_anew(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Context, Tuning]:
     """Open a context and tune it with a few steps."""
-    self_test: dict[str, Any] = {}
+    tested: dict[str, Any] = {}
     if fidelity == "exact":
-        context, self_test = _choose_exact(model, wanted, unsuitable)
+        context, tested = _choose_exact(model, wanted)
     else:
         same = candidates(wanted, model.options, "same") if fidelity == "same" else []
         for settings in same if not model.has_encoder else []:
@@ -243,25 +198,15 @@ def _tune_anew(
             curve, name, first = _first_curve(model, context, compare=True)
             if first.longest:
                 return context, Tuning(
-                    settings,
-                    curve,
-                    self_test,
-                    False,
-                    time.time(),
-                    unsuitable,
-                    name,
-                    fidelity="same",
-                    longest=first.longest,
+                    settings, curve, {}, False, time.time(), name, fidelity="same", longest=first.longest
                 )
             context.close()
             break  # The weights make the difference, which another cache does not change.
         fidelity = "fast"
         context = _first_that_works(model, preferred(model, wanted))
     curve, name, _ = _first_curve(model, context, compare=False)
-    is_exact = bool(self_test.get("exact"))
-    return context, Tuning(
-        context.settings, curve, self_test, is_exact, time.time(), unsuitable, name, fidelity=fidelity
-    )
+    is_exact = bool(tested.get("exact"))
+    return context, Tuning(context.settings, curve, tested, is_exact, time.time(), name, fidelity=fidelity)
 
 
 def load_meter(model: Model, context: Context, known_busy: Callable[[], bool] | None = None) -> LoadMeter:
@@ -297,8 +242,8 @@ def tune_thoroughly(
     ModelError, and ValueError if the clock stands still.
     """
     wanted = for_memory_of(model, wanted)
-    keeps = tuning.fidelity != "fast" or tuning.unsuitable
-    settings = [resized(tuning.settings, wanted)] if keeps else usable(model, wanted)
+    is_fast = tuning.fidelity == "fast"
+    settings = usable(model, wanted) if is_fast else [resized(tuning.settings, wanted)]
     with _cheapest(model, settings) as context:
         largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
         lengths = [length for length in CONTEXTS if length + largest <= context.n_ctx] or [context.n_ctx // 2]
@@ -332,32 +277,28 @@ def _cheapest(model: Model, choices: Sequence[ContextSettings]) -> Context:
     return _first_that_works(model, ordered or choices)
 
 
-def _choose_exact(
-    model: Model, wanted: ContextSettings, unsuitable: list[ContextSettings]
-) -> tuple[Context, dict[str, Any]]:
-    """Open a context in the first settings without a known difference between chains and plain decoding, with the part
-    of their self-test that fits EXACT_TEST_S. If all are unsuitable, take the first that work. Adds to `unsuitable`.
+def _choose_exact(model: Model, wanted: ContextSettings) -> tuple[Context, dict[str, Any]]:
+    """Open a context in the first settings in which the self-test finds no difference between chains and plain
+    decoding, or in the first that work if it finds one in all. Return it with the result. Raises DecodeFailed.
     """
     settings = candidates(wanted, model.options, "exact", on_cpu(model))
-    for one in [one for one in settings if one not in unsuitable]:
+    for one in settings:
         try:
             context = Context(model, one)
         except ModelError as error:
             log.info("%s", error)
-            unsuitable.append(one)
             continue
         capability = capability_of(model, context, "exact")
         if capability.kind == "none":
             return context, {}
         try:
-            found = run_exact_self_test(model, context, capability, EXACT_TEST_S)
+            found = run_exact_self_test(model, context, capability)
         except BaseException:  # It was stopped, say.
             context.close()
             raise
-        if not found["different"]:
-            return context, found
+        if guarantees_exactness(found):
+            return context, found.to_dict()
         context.close()
-        unsuitable.append(one)
     return _first_that_works(model, settings), {}
 
 
@@ -371,33 +312,15 @@ def _first_that_works(model: Model, settings: Sequence[ContextSettings]) -> Cont
     raise refused
 
 
-def run_exact_self_test(
-    model: Model,
-    context: Backend,
-    capability: Capability,
-    seconds: float,
-    known: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Run the self-test of `--exact` in this context for at most `seconds`, from an earlier result `known` on, and
-    clear the context. Return `SelfTest.to_dict`. Raises DecodeFailed.
-    """
-    test = SelfTest(context, real_text(model, N_CTX), capability.longest, known)
-    if left := test.begin():
-        rows = test.rows_needed - test.comparison.rows
-        progress.info("`exact`: comparing %d rows of %s with plain decoding, about %.0f s", rows, model.path.name, left)
-        test.run(seconds)
-    context.clear()
-    return test.to_dict()
-
-
-def continue_self_test(model: Model, context: Context, tuning: Tuning, seconds: float) -> None:
-    """Go on with the self-test of `--exact` for at most `seconds` if it has not ended, and store the result. Clears the
-    context then. Raises DecodeFailed.
-    """
-    if tuning.testing:
-        capability = capability_of(model, context, "exact")
-        tuning.note_self_test(run_exact_self_test(model, context, capability, seconds, tuning.self_test))
-        tuning.store()
+def run_exact_self_test(model: Model, context: Backend, capability: Capability) -> Comparison:
+    """Run the self-test of `--exact` in this context, and clear it. Takes some 600 plain steps. Raises DecodeFailed."""
+    announced = "`exact`: comparing %d rows of %s with plain decoding, once; about %.0f s"
+    return self_test(
+        context,
+        real_text(model, N_CTX),
+        capability.longest,
+        lambda rows, seconds: progress.info(announced, rows, model.path.name, seconds),
+    )
 
 
 def fast_self_test(model: Model, context: Context, capability: Capability) -> Comparison:
@@ -410,7 +333,7 @@ def fast_self_test(model: Model, context: Context, capability: Capability) -> Co
     if capability.kind == "none":
         return Comparison()
     drafts: Drafts = "trees" if capability.kind == "tree" else "chains"
-    return compare_drafts(context, part, rows_alone(context, part), drafts, min(16, capability.longest))
+    return compare_drafts(context, part, drafts, min(16, capability.longest))
 
 
 def self_test_text(model: Model, n_ctx: int) -> list[int]:

@@ -182,8 +182,6 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     drafting, units = facts["drafting"], facts["matrix_units"]
     used, unused = (", ".join(name for name in units if units[name] is built) for built in (True, False))
     self_test = dict(facts["self_test"] or {"not run": "nothing to verify with"})
-    if needed := self_test.pop("rows_needed", 0):
-        self_test["rows"] = f"{self_test['rows']} of {needed}"
     rope = {}
     if given := facts["settings"].get("rope"):
         own = vars(Rope())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +14,6 @@ from rest_local.calibration.measuring import ALWAYS_CHECKED, Measured, Progress
 from rest_local.calibration.settings import Fidelity, capability_of, contexts_to_try, settings_for
 from rest_local.calibration.tuning import (
     Tuning,
-    continue_self_test,
     fast_self_test,
     load_meter,
     self_test_text,
@@ -69,7 +67,7 @@ class SlotSources:
 
 
 class DecodeContext:
-    """`warnings`: what is off, and why. An exact context whose self-test is not complete decodes plainly."""
+    """`warnings`: what is off, and why. An exact context whose self-test found a difference decodes plainly."""
 
     def __init__(
         self,
@@ -191,16 +189,8 @@ class DecodeContext:
         elif self.capability.kind != "none":
             self.calibration.use_idle_time()
 
-    def compare(self, seconds: float = math.inf) -> None:
-        """Run the self-test, while there are no requests, if it was never run: some seconds. In exact settings, go on
-        with it for at most `seconds`. The prefix cache is lost.
-        """
-        if self.tuning.testing:
-            _, before = _capability(self.model, self.backend, self.tuning)
-            self.scheduler.slots.forget()
-            continue_self_test(self.model, self.backend, self.tuning, seconds)
-            self.scheduler.forward.capability, warning = _capability(self.model, self.backend, self.tuning)
-            self.warnings = [*(told for told in self.warnings if told != before), *([warning] if warning else [])]
+    def compare(self) -> None:
+        """Run the self-test for some seconds, unless it was run. Only while no request runs; loses the prefix cache."""
         if self.exact or self.tuning.self_test:
             return
         self.scheduler.slots.forget()
@@ -275,9 +265,6 @@ def _capability(model: Model, context: Context, tuning: Tuning) -> tuple[Capabil
     longest = tuning.longest if tuning.fidelity == "same" else LONGEST_CHAIN
     capability = capability_of(model, context, tuning.fidelity, longest)
     if tuning.fidelity == "exact" and not tuning.exact and capability.kind != "none":
-        if tuning.testing:
-            warning = f"`exact`: {tuning.testing}; decoding plainly until it is complete; `doctor` can do that"
-            return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), warning
         warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"
         return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning
     if capability.kind == "none":
