@@ -49,7 +49,7 @@ __all__ = [
     "CorpusTooLarge", "Datastore", "DatastoreCorrupt", "DatastoreError", "DatastoreExists", "DatastoreLocked",
     "DatastoreNotFound", "DatastoreUnwritable", "DatastoreVersion", "DatastoreVocabulary", "DecodeFailed",
     "DownloadFailed", "DraftStatistics", "EditRefused", "Engine", "EngineConfig", "Finished", "GenerationError",
-    "Grammar", "GrammarsBusy", "HistoryNotFound", "HubError", "InputInvalid", "InstallationIncomplete", "LibraryUnfit",
+    "Grammar", "GrammarsBusy", "HistoryNotFound", "HubError", "InputInvalid", "LibraryUnfit",
     "Lookups", "Model", "ModelError", "ModelInvalid", "ModelNotFound", "ModelNotHere", "ModelNotOurs", "ModelOptions",
     "OptionError", "Origin", "OutputInvalid", "OutputUnwritable", "Override", "Piece", "Placement", "ProjectorInvalid",
     "PromptEmpty", "PromptTooLong", "QueueFull", "ReaderTooSlow", "Relaxed", "Request", "RestLocalError", "Result",

@@ -6,8 +6,7 @@
     ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
     ├── OutputInvalid                  an output of a batch contains something else; it was not changed
     ├── OutputUnwritable               disk full, permission; what was written stays
-    ├── InstallationIncomplete         a library that is needed is not there, or has another version
-    │   └── LibraryUnfit               llama-cpp-python cannot be loaded, or lacks something
+    ├── LibraryUnfit                   llama-cpp-python cannot be loaded, or lacks something
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
     │   ├── ModelNotFound              no file at that path, and no model of that name
@@ -51,7 +50,6 @@ wrong by the command line alone, 1 for what a look at the files, the model or th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from os import PathLike
 
 OPTIONS = {
@@ -140,20 +138,8 @@ class OutputUnwritable(RestLocalError):
         self.path, self.cause = path, cause
 
 
-class InstallationIncomplete(RestLocalError):
-    """Required libraries are missing or have a wrong version. `problems` is never empty."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-        super().__init__(f"the installation is incomplete: {problems[0]}{more}")
-        self.problems = problems
-
-
-class LibraryUnfit(InstallationIncomplete):
+class LibraryUnfit(RestLocalError):
     """llama-cpp-python cannot be loaded, or lacks something that is used."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__([cause])
 
 
 class ClusterFailed(RestLocalError):

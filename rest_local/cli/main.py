@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _output_closed()
     except ImportError as error:
-        return _fail(f"{error}; `rest-local doctor` names what this installation lacks", 1)
+        return _fail(f"{error}; `pip install rest-local` installs what is needed", 1)
     except OSError as error:
         return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
 

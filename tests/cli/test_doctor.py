@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
-from importlib import metadata
 
 import pytest
 from fake_cli_engine import Call, Install
@@ -13,7 +11,6 @@ from rest_local.calibration.curves import estimated
 from rest_local.calibration.measuring import Timing
 from rest_local.cli import doctor
 from rest_local.cli.doctor import cost_rows, cost_table
-from rest_local.errors import LibraryUnfit
 
 
 def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
@@ -63,49 +60,14 @@ def test_times_that_other_programs_make_longer_are_said_to_be_so(
     assert json.loads(call("doctor", "--json").out)["others_run"] == busy
 
 
-REQUIRES = [
-    "numpy>=1.26", "click>=8.1", 'tomli>=2; python_version < "3"', "ray>=2.40,<2.64; extra == 'ray'",
-    "pyarrow>=14; extra == 'parquet'", "pytest>=8; extra == 'test'", "rest-local[ray]; extra == 'test'",
-]  # fmt: skip
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that sets the versions that are installed."""
-
-    def install(requires: list[str] = REQUIRES, **versions: str) -> None:
-        def version(name: str) -> str:
-            if name not in versions:
-                raise metadata.PackageNotFoundError(name)
-            return versions[name]
-
-        monkeypatch.setattr(metadata, "requires", lambda name: requires)
-        monkeypatch.setattr(metadata, "version", version)
-
-    return install
-
-
-def test_doctor_names_required_libraries_and_exits_with_1(installed: Callable[..., None], call: Call) -> None:
-    installed(click="7.0")
-    done = call("doctor")
-    assert done.code == 1
-    cause = "numpy is not installed, click 7.0 does not fit (click>=8.1): pip install rest-local"
-    assert cause in done.out
-    assert done.err == f"rest-local: error: the installation is incomplete: {cause}\n"
-    done = call("doctor", "--json")
-    assert done.code == 1
-    assert json.loads(done.out)["installation"]["missing"][0] == "numpy is not installed"
-
-
-def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "rest_local.llama.loaded":
-                raise LibraryUnfit("llama-cpp-python 0.3.34 is too old; install one")
-
-    monkeypatch.delitem(sys.modules, "rest_local.llama.loaded", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
-    assert doctor.installation()["llama_cpp"] == "llama-cpp-python 0.3.34 is too old; install one"
+def test_it_says_how_to_install_an_extra(fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_engine()
+    monkeypatch.setitem(doctor.EXTRAS, "ray", ("no_such_module", "clusters"))
+    monkeypatch.setitem(doctor.EXTRAS, "images", ("json", "images"))
+    shown = [line.split(maxsplit=1) for line in call("doctor").out.split("\nextras\n")[1].split("\n\n")[0].splitlines()]
+    assert ["ray", "pip install 'rest-local[ray]' (clusters)"] in shown
+    assert ["images", "installed"] in shown
+    assert json.loads(call("doctor", "--json").out)["extras"]["images"]["installed"]
 
 
 def test_a_library_that_is_missing_in_use_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,4 +75,4 @@ def test_a_library_that_is_missing_in_use_is_one_line(call: Call, monkeypatch: p
     done = call("generate", "x")
     assert done.code == 1
     assert done.err.count("\n") == 1
-    assert done.err.endswith("; `rest-local doctor` names what this installation lacks\n")
+    assert done.err.endswith("; `pip install rest-local` installs what is needed\n")

@@ -65,7 +65,7 @@ def test_every_parameter_and_every_option_exists() -> None:
     parameters = {field.name for kind in (EngineConfig, ModelOptions, Request) for field in fields(kind)}
     parameters |= {name for call in (build_datastore, update) for name in inspect.signature(call).parameters}
     assert {name.partition("=")[0] for name in OPTIONS} <= parameters
-    commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index", "edit", "bench")]
+    commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index", "edit")]
     assert set(OPTIONS.values()) <= {flag for command in commands if command for flag in flags(command)}
 
 
