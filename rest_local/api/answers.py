@@ -380,9 +380,12 @@ class Answer(Generic[BodyT]):
     def counts(self) -> dict[str, Any]:
         """Return counts for the request log. They say nothing about the text."""
         usage = Usage.of(self.results, self.per_prompt)
+        cut_off = bool(usage.prompt) and not usage.completion  # The next try goes on after what was evaluated.
+        evaluated = {"evaluated_tokens": sum(result.n_evaluated for result in self.results)} if cut_off else {}
         return {
             "prompt_tokens": usage.prompt,
             "cached_tokens": usage.cached,
+            **evaluated,
             "completion_tokens": usage.completion,
             "finish": [result.finish_reason for result in self.results],
         } | ({"loop": loops} if any(loops := [result.loop for result in self.results]) else {})

@@ -123,7 +123,10 @@ class RequestState:
         """Tell how much of the prompt is evaluated, before the first token, where the request wants that: what was
         there before, each part, and the whole of it with the first token.
         """
-        if not self.request.progress or self.answer.begun:
+        if self.answer.begun:
+            return
+        self.result.n_evaluated = self.text.slot.n_past
+        if not self.request.progress:
             return
         is_whole = self.undelivered is not None
         self.outbox.report(self.statistics.prompt_tokens if is_whole else self.text.slot.n_past, self.statistics)

@@ -2,7 +2,8 @@
 
 Contract:
 
-- Long prompts are evaluated in parts, so that they do not hold up requests that generate.
+- Long prompts are evaluated in parts, so that they do not hold up requests that generate. Of several, the one that has
+  the fewest tokens left is first, and the oldest always makes progress.
 - Images are evaluated in passes of their own, and no two of these follow each other while others could progress. A
   request whose image is not encoded yet waits for it, and the others go on.
 """
@@ -16,6 +17,9 @@ from rest_local.decoding.core import Part, Pass, RequestState
 from rest_local.kv_cache.backend import Backend
 
 STALL_MS = 100.0  # A part of a prompt may add so much to a step of requests that generate.
+# Two prompts that take turns are both complete late, and their clients may have given up by then. So the shortest goes
+# first, and in one of so many passes the oldest, however many short ones come.
+OLDEST_FIRST = 4
 LEAST_PART = 16  # A part has at least so many tokens. The time of a smaller one is that of the pass.
 
 
@@ -37,7 +41,7 @@ class Prefill:
         # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
         self._part_ms = 0.0
         self._plain_pass_ms = 0.0  # The newest pass without a part of a prompt took so long.
-        self._turn = 0  # The number of the prompt that is first.
+        self._turn = 0  # Counts passes with parts of prompts.
 
     def per_token(self, cells: int) -> float:
         """Return the milliseconds that a token of a prompt takes; by the cost curve as long as none was measured."""
@@ -76,15 +80,18 @@ class Prefill:
         return state, state.text.images.next_rows(state.text.slot.n_past, most)
 
     def _parts(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> list[Part]:
-        """Take parts of prompts, another one first each time. They get what `running` leave of the batch: each of these
-        has a root in it, and tokens that are evaluated again.
+        """Take parts of prompts, the one first that is complete soonest, and once in `OLDEST_FIRST` passes the oldest.
+        They get what `running` leave of the batch: each of these has a root in it, and tokens that are evaluated again.
         """
         taken = sum(1 + state.text.slot.n_again for state in running)
         roots = len(prompts) if self._joined else 0
         left = min(self._largest_part(prompts, running), self._backend.n_batch - taken - roots)
-        self._turn = (self._turn + 1) % len(prompts)
+        self._turn += 1
+        in_order = sorted(prompts, key=lambda state: state.text.n_pending)
+        if not self._turn % OLDEST_FIRST:
+            in_order = [prompts[0], *(state for state in in_order if state is not prompts[0])]
         parts: list[Part] = []
-        for state in (*prompts[self._turn :], *prompts[: self._turn]):
+        for state in in_order:
             if left > 0:
                 text = state.text
                 n_pending = text.n_pending if self._shares else text.n_before_cut

@@ -116,6 +116,7 @@ class Service(Closing):
                 # Where the queue is full, a client that has less than its share of it has room all the same.
                 if len(clients) >= self._most_waiting <= clients.count(client) * len({client, *clients}):
                     raise QueueFull(self._most_waiting)
+                step, left = self._step, [each for each in self._alive.values() if not each.done]
                 for news, state in prepared:
                     self._alive[news.number] = state
                     self._command(partial(self.engine.decoder.submit, state))
@@ -123,6 +124,9 @@ class Service(Closing):
             for _, state in prepared:
                 state.speculation.verifier.sampler.close()
             raise
+        if left and all(each.left for each in left):
+            if not any(_goes_on(state, each) for _, state in prepared for each in left):
+                self.engine.decoder.abort(step)
         return [Stream(state, news.wait_for, self._cancel) for news, state in prepared]
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
@@ -200,8 +204,9 @@ class Service(Closing):
         with self._lock:
             self._command(lambda: self.engine.decoder.cancel(state))
             step = self._step  # By the time of the abort another step may run, for other requests.
-            all_left = all(other.done or other.left for other in self._alive.values())
-        if all_left and not state.done:
+            alive = [other for other in self._alive.values() if not other.done]
+        # A client that gave up often asks again, so a part of a prompt is finished until another request comes.
+        if alive and all(other.left and not _goes_on(other, other) for other in alive):
             self.engine.decoder.abort(step)
 
     # The thread
@@ -263,3 +268,10 @@ class Service(Closing):
         finally:
             self._lock.acquire()
             self._is_idle = False
+
+
+def _goes_on(state: RequestState, other: RequestState) -> bool:
+    """Return True if a request could go on with the part of a prompt that is evaluated now for another one."""
+    request = state.request
+    is_shared = request.keep_prefix and other.request.keep_prefix and request.owner == other.request.owner
+    return is_shared and other.text.is_evaluated_for(state.text.tokens)

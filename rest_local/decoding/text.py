@@ -21,6 +21,7 @@ from rest_local.decoding.request import Request
 from rest_local.kv_cache.restoring import Restoring, begin_restoring
 from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slots import Slots
+from rest_local.llama.placeholders import common_prefix
 
 LAST_PART = 32  # Tokens after the last cut of a prompt without messages: prompts of editors change at the end.
 APART = 8  # Control tokens that are closer together stand between the same two messages.
@@ -128,6 +129,14 @@ class Text:
     def is_restoring(self) -> bool:
         """Return True if it waits for cells that are read from disk."""
         return self._restoring is not None
+
+    def is_evaluated_for(self, tokens: Sequence[int]) -> bool:
+        """Return True if a prompt of these tokens needs most of the part that is evaluated now. Any thread may ask."""
+        slot = self._slot
+        if slot is None:
+            return False
+        end = min(slot.n_past + slot.backend.n_batch, len(self.tokens) - 1)
+        return slot.n_past < end and 2 * common_prefix(self.tokens, tokens) >= slot.n_past + end
 
     def restore(self, seconds: float, patient: bool) -> int:
         """Read more of the cells for about so long, and return how many tokens came. `patient`: wait for the files."""

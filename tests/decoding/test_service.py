@@ -212,7 +212,7 @@ def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     stream = service.submit(asked(engine, PROMPTS[0] * 5, 5))
     assert begun.wait(30)
     ending = {
-        "cancel": stream.cancel,
+        "cancel": lambda: (stream.cancel(), service.submit(asked(engine, "another", 5))),
         "close": service.close,
         "close after draining": lambda: service.close(drain_seconds=0.01),
     }
@@ -225,6 +225,39 @@ def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     service.close()
     with Service(engine) as again:
         assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_prompt_whose_client_gave_up_is_not_evaluated_again(
+    again: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part under way is finished for the next try, and broken off for another prompt."""
+    context, begun, go_on = engine.decoder.context.backend, threading.Event(), threading.Event()
+    decode = context.decode
+
+    def held_up() -> int:
+        begun.set()
+        assert go_on.wait(30)
+        return decode()
+
+    engine.decoder.forget()
+    prompt = "".join(PROMPTS) * 4
+    codes = _codes(engine, monkeypatch)
+    decode = context.decode
+    monkeypatch.setattr(context, "decode", held_up)
+    with Service(engine) as service:
+        first = service.submit(asked(engine, prompt, 5))
+        assert begun.wait(30)
+        first.cancel()
+        second = service.submit(asked(engine, prompt if again else "x = 1\n" * 100, 5))
+        go_on.set()
+        timings = second.wait(30).timings
+        assert len(second.result.tokens) == 5
+    assert first.result.finish_reason == "cancelled"
+    part = first.result.n_evaluated
+    assert (ABORTED in codes) != again
+    assert timings.cached_tokens == part
+    assert (part >= 500) == again
 
 
 def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
