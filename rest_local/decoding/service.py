@@ -124,9 +124,9 @@ class Service(Closing):
             for _, state in prepared:
                 state.speculation.verifier.sampler.close()
             raise
-        if left and all(each.left for each in left):
-            if not any(_goes_on(state, each) for _, state in prepared for each in left):
-                self.engine.decoder.abort(step)
+        goes_on = any(_goes_on(state, each) for _, state in prepared for each in left)
+        if left and not goes_on and all(each.left for each in left):
+            self.engine.decoder.abort(step)
         return [Stream(state, news.wait_for, self._cancel) for news, state in prepared]
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
