@@ -53,7 +53,7 @@ __all__ = [
     "Lookups", "Model", "ModelError", "ModelInvalid", "ModelNotFound", "ModelNotHere", "ModelNotOurs", "ModelOptions",
     "OptionError", "Origin", "OutputInvalid", "OutputUnwritable", "Override", "Piece", "Placement", "ProjectorInvalid",
     "PromptEmpty", "PromptTooLong", "QueueFull", "ReaderTooSlow", "Relaxed", "Request", "RestLocalError", "Result",
-    "Rope", "Sampling", "Service", "ServiceClosed", "SlotBusy", "SourceCounts", "Stream", "TemplateFailed",
+    "Rope", "Sampling", "Service", "ServiceClosed", "SourceCounts", "Stream", "TemplateFailed",
     "TemplateTooCostly", "Timings", "TokenLogprobs", "Unexpected", "__version__", "build_datastore", "find_model",
     "gbnf", "json_schema", "lark", "list_models", "pull_model", "rebuild_datastore",
 ]  # fmt: skip

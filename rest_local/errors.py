@@ -25,7 +25,6 @@
     │   ├── QueueFull                  too many requests wait
     │   ├── GrammarsBusy               grammars of other requests are compiled
     │   ├── ServiceClosed              the engine's thread takes no more requests
-    │   ├── SlotBusy                   a slot serves a request, and is not saved or restored now
     │   ├── ReaderTooSlow              the reader of a stream lags too far
     │   ├── DecodeFailed               llama_decode refused or broke, with its code
     │   ├── EditRefused                what came of an edit is not written
@@ -255,11 +254,6 @@ class QueueFull(GenerationError):
 class ServiceClosed(GenerationError):
     def __init__(self) -> None:
         super().__init__("the engine takes no more requests; start it again")
-
-
-class SlotBusy(GenerationError):
-    def __init__(self, number: int) -> None:
-        super().__init__(f"slot {number} serves a request; try again when it is idle")
 
 
 class ReaderTooSlow(GenerationError):

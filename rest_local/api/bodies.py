@@ -391,13 +391,6 @@ class TokenizeBody(Body):
     with_pieces: bool | None = None
 
 
-class SlotBody(Body):
-    """The body of POST /slots/ID."""
-
-    model: str | None = None
-    filename: str | None = None
-
-
 class DetokenizeBody(Body):
     """The body of POST /detokenize."""
 

@@ -31,7 +31,6 @@ from rest_local.errors import (
     QueueFull,
     RestLocalError,
     ServiceClosed,
-    SlotBusy,
     TemplateFailed,
     Unexpected,
     in_options,
@@ -164,7 +163,7 @@ def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
 
 _STATUS = (  # the first match counts
     (CannotGenerate, 501, "no_generation"),
-    ((QueueFull, GrammarsBusy, ServiceClosed, SlotBusy), 503, "busy"),
+    ((QueueFull, GrammarsBusy, ServiceClosed), 503, "busy"),
     ((OptionError, PromptEmpty, TemplateFailed, CorpusEmpty), 400, "invalid_value"),
     (DatastoreNotFound, 404, "datastore_not_found"),
     ((DatastoreLocked, DatastoreVersion, DatastoreVocabulary), 409, "datastore_conflict"),

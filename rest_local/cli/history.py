@@ -50,7 +50,7 @@ def list_(as_json: bool) -> None:
 @option("--all", "Forget every history.", to="everything", configurable=False)
 @option(
     "--prompts",
-    "Forget what was asked: saved chats, lines typed in `chat`, KV cells and slots of `serve --sessions`.",
+    "Forget what was asked: saved chats, lines typed in `chat`, KV cells of `serve --sessions`.",
     configurable=False,
 )
 @option("--yes", "Do not ask.", configurable=False)

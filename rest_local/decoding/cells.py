@@ -1,16 +1,14 @@
-"""The cells of one context on disk: sessions, saved slots, and files of one text."""
+"""The cells of one context on disk: sessions, and files of one text."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rest_local.kv_cache import cell_format, slot_files
 from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
 from rest_local.kv_cache.sessions import Sessions
-from rest_local.kv_cache.slot_files import NamedSlots, Run
 from rest_local.kv_cache.slots import Slots
 from rest_local.paths import cache_dir
 
@@ -45,9 +43,7 @@ class CellStore:
         problem = "there are none"
         try:
             if slot.n_past:
-                planned = slot_files.plan(slot, self._made, self._part, self._shares, most=sys.maxsize)
-                assert planned is not None
-                slot_files.save(slot, path, *planned)
+                slot_files.save(slot, path, self._made, self._part, self._shares)
                 return True
         except OSError as error:
             problem = error.strerror or str(error)
@@ -61,15 +57,9 @@ class CellStore:
         of llama.cpp are left out with a warning in the log. Only while no request runs.
         """
         try:
-            return slot_files.load(self._slots.slots[0], path, self._made).tokens
+            return slot_files.load(self._slots.slots[0], path, self._made)
         except FileNotFoundError:
             return 0
         except (OSError, cell_format.Unusable) as error:
             log.warning("the cells in %s are not used, the text is evaluated again: %s", path, error)
             return 0
-
-    def named_slots(self, run: Run, user: str = "") -> NamedSlots | None:
-        """Return what saves the slots by name, for one user; None where no sessions are kept."""
-        if (sessions := self._slots.sessions) is None:
-            return None
-        return NamedSlots(sessions, self._slots, run, user)

@@ -30,7 +30,6 @@ from rest_local.llama.placeholders import is_first, whole
 from rest_local.llama.projector import Rows
 
 NO_ROOM = 1  # `llama_decode` returns it.
-HELD_S = 0.001  # Slots that are all held, to be saved to a file or restored, are looked at so often.
 RESTORING_S = 0.5  # Cells are read from disk so long before something else is looked for.
 CHARGED_PASSES = 16
 SHIFT_KEEPS = 0.5  # A shift keeps this share of the text after the kept tokens.
@@ -128,8 +127,6 @@ class Scheduler:
         served = [each for each in queue.admitted if not each.text.is_restoring]
         first = [each for each in served if not each.request.background]
         done = self._pass(first) or self._pass([each for each in served if each.request.background])
-        if queue.waiting and not queue.admitted:
-            time.sleep(HELD_S)
         self.times.end_step()
         return done
 

@@ -36,7 +36,6 @@ from rest_local.paths import delete_unfinished
 log = logging.getLogger("rest_local.sessions")
 
 SESSIONS = "sessions"  # The folder in the cache directory that holds the folders of all models.
-NAMED = "slots"  # The folder in SESSIONS with the slots that were saved by name.
 MOST_WAITING = 256 << 20
 LEAST_FREE = 1 << 30
 MOST_DAYS = 30.0
@@ -103,7 +102,7 @@ class CellFolder:
                 os.unlink(path)
                 total -= n
         for folder in _folders(self.home):
-            if Path(folder) not in (self.path, self.home / NAMED):  # something is about to be written there
+            if Path(folder) != self.path:  # something is about to be written there
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)  # fails unless the folder is empty
         self._size, self._written = total, 0

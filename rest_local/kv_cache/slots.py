@@ -139,13 +139,6 @@ class Slots:
             self._idle_ms[slot] = 0.0
             slot.idle_since = time.monotonic()
 
-    def hold(self, slot: Slot) -> bool:
-        """Take an idle slot as it is, until `release`; False where a request uses it."""
-        if slot not in self._idle:
-            return False
-        self._idle.remove(slot)
-        return True
-
     def charge(self, per_cell: float, per_token: float) -> None:
         """Charge a decode over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating a
         token again would cost. Frees the slots that have cost as much. Where cells have to be in order, that waits for

@@ -1,16 +1,10 @@
-"""The calls of the protocols: each reads a body, and answers with what `rest_local.api` translates. See ROUTES.
-
-Slots are llama-server's. A file has a plain name, never a path. Other machines may not act on slots: how much a slot
-holds reveals what another client has sent, and so does restoring it.
-"""
+"""The calls of the protocols: each reads a body, and answers with what `rest_local.api` translates. See ROUTES."""
 
 from __future__ import annotations
 
-import errno
-import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -19,7 +13,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.api import bodies, models, ollama, vectors
-from rest_local.api.bodies import SlotBody
 from rest_local.api.errors import ApiError, headers_of, loading, no_such_model
 from rest_local.api.messages import CountBody, MessagesBody
 from rest_local.api.messages_answer import MessagesCall
@@ -28,10 +21,8 @@ from rest_local.api.openai import ChatCall, Completion
 from rest_local.api.requests import checked_ids, prompt_text
 from rest_local.api.responses import ResponseBody
 from rest_local.api.responses_answer import ResponseCall
-from rest_local.errors import RestLocalError
-from rest_local.kv_cache.slot_files import NamedSlots
 from rest_local.llama.embedding import Embedder, Ranker
-from rest_local.server.answering import OWNER, context_of, generate, parse
+from rest_local.server.answering import context_of, generate, parse
 from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post
 from rest_local.server.state import State, server_of, state_of
 from rest_local.server.streaming import json_response
@@ -39,10 +30,6 @@ from rest_local.server.streaming import json_response
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.service import Service
-
-
-log = logging.getLogger("rest_local.server")
-T = TypeVar("T")
 
 
 def _generating(path: str, summary: str, kind: Any, call: Any) -> tuple[Operation, Endpoint]:
@@ -270,9 +257,6 @@ async def apply_template(request: HttpRequest) -> Response:
     return json_response({"prompt": await state_of(request).workers.run(request, chat.prompt)})
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 async def slots(request: HttpRequest) -> Response:
     """Return the state of each slot, but never its text. Its position is shown only where steps are."""
     state = state_of(request)
@@ -282,55 +266,6 @@ async def slots(request: HttpRequest) -> Response:
     hidden = () if state.settings.shows_steps else ("n_past",)
     shown = [{name: value for name, value in slot.items() if name not in hidden} for slot in found]
     return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
-
-
-async def act_on_slot(request: HttpRequest) -> Response:
-    state, number = state_of(request), request.path_params["id"]
-    action = request.query_params.get("action", "")
-    if action not in ("save", "restore", "erase"):
-        raise ApiError(400, "action: give save, restore or erase", code="invalid_value", param="action")
-    if not number.isascii() or not number.isdigit() or len(number) > 6:
-        raise ApiError(400, "id_slot: give the number of a slot", code="invalid_value", param="id_slot")
-    if not state.settings.shows_steps:
-        raise ApiError(403, "slots are not shown to other machines; see --share-statistics", code="withheld")
-    body = await parse(request, SlotBody)
-    if action != "erase" and body.filename is None:
-        raise ApiError(400, "filename: Field required", code="missing", param="filename")
-    files = _files(state, request.scope[OWNER])
-
-    def work() -> dict[str, Any]:
-        slot, name, begun = int(number), body.filename or "", time.perf_counter()
-        if action == "erase":
-            return {"id_slot": slot, "n_erased": files.erase(slot)}
-        try:
-            moved = files.save(slot, name) if action == "save" else files.restore(slot, name)
-        except RestLocalError as error:
-            log.warning("slot %d: %s", slot, error)
-            raise
-        counts = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
-        fields = {"id_slot": slot, "filename": name} | dict(zip(counts, (moved.tokens, moved.size), strict=True))
-        return fields | {"timings": {f"{action}_ms": round(1e3 * (time.perf_counter() - begun), 3)}}
-
-    try:
-        return json_response(await state.workers.run(request, work))
-    except FileNotFoundError as error:
-        raise ApiError(404, "no slot was saved under this name", code="not_found", param="filename") from error
-    except OSError as error:
-        cause = error.strerror or str(error)
-        log.warning("slot %s: %s: %s", number, action, cause)
-        status, code = (507, "disk_full") if error.errno in _FULL else (500, "failed")
-        raise ApiError(status, f"the slot could not be {action}d: {cause}", code=code) from error
-
-
-def _files(state: State, user: str) -> NamedSlots:
-    service, engine = state.loaded()
-
-    def run(call: Callable[[], T], /) -> T:
-        return service.run(lambda engine: call())
-
-    if (files := engine.decoder.context.cells.named_slots(run, user)) is None:
-        raise ApiError(501, "start the server with --sessions SIZE", code="sessions_off")
-    return files
 
 
 def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:
@@ -370,5 +305,4 @@ ROUTES: Routes = (
         for make, name in ((post, "pull"), (post, "push"), (post, "create"), (post, "copy"), (delete, "delete"))
     ),
     (get("/slots", "Report the state of the slots"), slots),
-    (post("/slots/{id}", "Save, restore or erase a slot (?action=)", SlotBody), act_on_slot),
 )

@@ -306,20 +306,6 @@ def test_files_are_private_the_bound_is_kept_and_the_newest_stay(tiny_model: Tin
     assert len(files()) <= 2
 
 
-def test_a_slot_is_saved_by_name_while_the_folder_is_full(tiny_model: TinyModel) -> None:
-    """What others have saved gives way, and the folder of named slots, still empty, stays."""
-    home = cache_dir() / "sessions"
-    (home / "other").mkdir(parents=True)
-    (home / "other" / "full.cells").write_bytes(bytes(16 << 20))
-    with opened(tiny_model("llama"), sessions=16 << 20) as engine:
-        answer(engine, text(300), 4)
-        named = engine.decoder.context.cells.named_slots(lambda call: call())
-        assert named is not None
-        held = [slot.n_past for slot in engine.decoder.context.scheduler.slots.slots]
-        assert [named.save(held.index(max(held)), name).tokens for name in ("one", "two")] == [max(held)] * 2
-    assert sorted(path.name for path in (home / "slots").iterdir()) == ["slot-one.cells", "slot-two.cells"]
-
-
 def test_what_is_too_old_goes(tiny_model: TinyModel) -> None:
     model = tiny_model("llama")
     with opened(model) as engine:

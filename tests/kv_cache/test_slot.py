@@ -335,8 +335,7 @@ def test_cells_that_idleness_has_cost_are_freed_and_leave_holes() -> None:
     for _ in range(2):
         slots.charge(per_cell=1.0, per_token=2.5)
         assert not slots.holes
-    kept = slots.slots[1]
-    slots.hold(kept)
+    kept = take(slots, [2] * 50)
     slots.charge(per_cell=1.0, per_token=2.5)
     assert lost == [[1] * 20]
     assert slots.holes == 20

@@ -47,11 +47,9 @@ class FakeEngine:
         self.config, self.sampling = EngineConfig(), SamplingDefaults()
         self.datastores = OpenDatastores()
         self.projector = None
-        context = SimpleNamespace(cells=SimpleNamespace(named_slots=lambda run, user: None))
         self.decoder = SimpleNamespace(
             predictions=Predictions(self.model.vocabulary, n_ctx),
-            contexts=[context],
-            context=context,
+            contexts=[None],
             use_datastores=self.datastores.take,
         )
 

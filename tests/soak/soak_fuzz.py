@@ -79,7 +79,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "/tokenize": [{"content": "né 🙂", "with_pieces": True}],
     "/detokenize": [{"tokens": [1, 2, 3]}],
     "/apply-template": [{"messages": CHAT}],
-    "/slots/{id}": [{"filename": "talk"}],
     "/api/chat": [{"model": "demo", "messages": CHAT, "options": {"num_predict": 2}}],
     "/api/generate": [{"model": "demo", "prompt": "x", "stream": False, "format": {"type": "object"}}],
     "/api/embed": [{"model": "demo", "input": ["a"]}],

@@ -1,4 +1,4 @@
-"""Conversations in turn over few slots and a small disk, restarts, slots saved and restored: nothing stays behind.
+"""Conversations in turn over few slots and a small disk, restarts: nothing stays behind.
 
 Not collected by `make test`; `make soak` runs it. REST_LOCAL_SOAK_SECONDS is the time of each test, and
 REST_LOCAL_SOAK_SEED repeats one.
@@ -19,9 +19,7 @@ import pytest
 from rest_local import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
-from rest_local.errors import SlotBusy
 from rest_local.kv_cache import sessions
-from rest_local.kv_cache.slot_files import NamedSlots
 from rest_local.paths import cache_dir
 from tests.support.memory import resident_mb
 
@@ -52,7 +50,7 @@ def test_turns_evictions_and_restarts(
     limit, over = 8 << 20, time.monotonic() + SECONDS
     memory: list[float] = []
     opened: list[int] = []
-    counts = {"turns": 0, "cached": 0, "tokens": 0, "engines": 0, "saved": 0, "restored": 0, "busy": 0}
+    counts = {"turns": 0, "cached": 0, "tokens": 0, "engines": 0}
     for share in (0.1, 0.2, 0.3, 1.0):  # each engine takes some megabytes for good, with sessions and without
         counts["engines"] += 1
         engine = Engine.load(model, n_ctx=N_CTX, slots=SLOTS, threads=1, policy="off", sessions=limit)
@@ -75,13 +73,7 @@ def test_turns_evictions_and_restarts(
 
 
 def _turns(service: Service, texts: list[list[int]], rng: random.Random, counts: dict[str, int], over: float) -> None:
-    """Make turns of several conversations at a time, and files of slots in between."""
-
-    def run(call: Callable[[], Any], /) -> Any:
-        return service.run(lambda engine: call())
-
-    files = service.engine.decoder.context.cells.named_slots(run)
-    assert files is not None
+    """Make turns of several conversations at a time."""
     while time.monotonic() < over:
         chosen = rng.sample(range(CONVERSATIONS), 2)
         streams = []
@@ -93,34 +85,12 @@ def _turns(service: Service, texts: list[list[int]], rng: random.Random, counts:
             streams.append(service.submit(Request(list(text), max_tokens=TURN, ignore_end=True)))
         if rng.random() < 0.1:
             streams[0].cancel()
-        try:
-            _move(files, rng, counts)
-        except SlotBusy:
-            counts["busy"] += 1
         for number, stream in zip(chosen, streams, strict=True):
             list(stream)
             texts[number] += stream.result.tokens
             counts["turns"] += 1
             counts["cached"] += stream.result.timings.cached_tokens
             counts["tokens"] += len(stream.state.request.prompt) if stream.result.tokens else 0
-
-
-def _move(files: NamedSlots, rng: random.Random, counts: dict[str, int]) -> None:
-    chance, slot, name = rng.random(), rng.randrange(SLOTS), f"talk{rng.randrange(2)}"
-    try:
-        if chance < 0.1:
-            files.save(slot, name)
-            counts["saved"] += 1
-        elif chance < 0.2:
-            files.restore(slot, name)
-            counts["restored"] += 1
-        elif chance < 0.25:
-            files.erase(slot)
-    except FileNotFoundError:  # never saved, or the least recently used
-        return
-    except Exception as error:
-        if "holds nothing" not in str(error):
-            raise
 
 
 def _check_cells(service: Service, context: Any) -> None:

@@ -31,8 +31,7 @@ DROPPED = {
 POOLINGS = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
 FILES = (  # what needs no download
     *("basic", "chat_completion", "compat_anthropic", "compat_gcp", "compat_oai_responses", "completion", "ctx_shift"),
-    *("embedding", "ignore_eos", "infill", "kv_keep_only_active", "metrics", "security", "slot_save", "template"),
-    "tokenize",
+    *("embedding", "ignore_eos", "infill", "kv_keep_only_active", "metrics", "security", "template", "tokenize"),
 )  # fmt: skip
 
 
