@@ -9,15 +9,12 @@ origin, key and size are checked here.
 
 `Forwarded` sends one request to the process of a model, and passes its answer on as it arrives:
 
-- A request has its own loopback connection to the process, which is kept for another request when the answer is
-  complete. When the client disconnects, it is closed, which the process sees as its client's end. If the client does
-  not read, neither does the router.
+- A request has its own loopback connection to the process. When the client disconnects, it is closed, which the
+  process sees as its client's end. If the client does not read, neither does the router.
 - A client that disconnects while its model is loaded no longer waits, but the load goes on.
 - A request that did not reach a process, because that had just ended, is sent to the next one.
-- If the process ends before its answer has begun, the request is sent once more, to the next process: nothing of an
-  answer has reached the client. Requests that ended two processes may be the cause: the answer is 502 with the reason.
-- If an error occurs after an answer has begun, it is the last event of a stream, in the form of the protocol. Any other
-  answer is cut off.
+- If the process ends before its answer has begun, the answer is 502 with the reason. After that, the error is the last
+  event of a stream, in the form of the protocol. Any other answer is cut off.
 
 Signals are those of `rest_local.server.app`: SIGTERM and Ctrl-C let running answers end, a second one ends all
 processes at once, SIGHUP stops or opens the datastores' newest commits.
@@ -54,7 +51,7 @@ from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
-from rest_local.server.http import DRAIN_SECONDS, IDLE_SECONDS, HttpServer, TimedProtocol
+from rest_local.server.http import DRAIN_SECONDS, HttpServer, TimedProtocol
 from rest_local.server.operations import Endpoint, Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, ServerSettings
@@ -207,7 +204,6 @@ class Answered(Response):
 
 NDJSON = "application/x-ndjson"
 _TRIES = 3  # maximum attempts for a request that reaches no process
-_MOST_ENDED = 2  # a request after which so many processes ended is not sent again
 _END_SECONDS = 1.0  # a process closes its connections before the pool learns that it has ended
 _LENGTH = b"content-length"
 _OF_CONNECTION = frozenset(
@@ -238,34 +234,31 @@ class Forwarded(Response):
                 await self._forward(scope, send)
 
     async def _forward(self, scope: Scope, send: Send) -> None:
-        unreached, ended = 0, 0
-        while True:
+        for _ in range(_TRIES):
             async with self._pool.using(self._entry, load=self._load) as model:
                 process = cast("ModelProcess", model)
                 try:
                     exchange = await Exchange.begin(process, *_of_client(scope), self._body)
-                except OSError as error:
-                    unreached += 1
-                    if unreached == _TRIES:
-                        text = f"model {self._entry.names[0]} takes no requests"
-                        raise ApiError(503, text, code="busy", headers={"retry-after": "1"}) from error
+                except OSError:
                     await _end_of(process)
                     continue
                 with contextlib.closing(exchange):
-                    scope[FORWARDED] = True
-                    try:
-                        status, headers = await exchange.head()
-                    except ProcessEnded as error:
-                        scope[FORWARDED] = False
-                        await _end_of(process)
-                        ended += process.ended.is_set() or not exchange.was_kept
-                        if ended == _MOST_ENDED:
-                            raise self._ended(process) from error
-                        continue
-                    passed = [pair for pair in headers if pair[0] not in _OF_CONNECTION or pair[0] == _LENGTH]
-                    await send({"type": "http.response.start", "status": status, "headers": passed})
-                    await self._send_body(process, exchange, dict(headers), scope, send)
-                    return
+                    await self._pass_on(process, exchange, scope, send)
+                return
+        name = self._entry.names[0]
+        raise ApiError(503, f"model {name} takes no requests", code="busy", headers={"retry-after": "1"})
+
+    async def _pass_on(self, process: ModelProcess, exchange: Exchange, scope: Scope, send: Send) -> None:
+        scope[FORWARDED] = True
+        try:
+            status, headers = await exchange.head()
+        except ProcessEnded as error:
+            scope[FORWARDED] = False
+            await _end_of(process)
+            raise self._ended(process) from error
+        passed = [pair for pair in headers if pair[0] not in _OF_CONNECTION or pair[0] == _LENGTH]
+        await send({"type": "http.response.start", "status": status, "headers": passed})
+        await self._send_body(process, exchange, dict(headers), scope, send)
 
     async def _send_body(
         self, process: ModelProcess, exchange: Exchange, headers: dict[bytes, bytes], scope: Scope, send: Send
@@ -276,8 +269,6 @@ class Forwarded(Response):
             elif scope["method"] != "HEAD":
                 async for data in exchange.body(int(headers.get(_LENGTH, 0))):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            if headers.get(b"connection") != b"close":
-                exchange.keep(process)
         except ProcessEnded:
             scope[FORWARDED] = False
             await _end_of(process)
@@ -324,13 +315,12 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange(asyncio.Protocol):
-    """One request to a process: `begin`, `head`, `body` or `chunks`, perhaps `keep`, `close`."""
+    """One request to a process: `begin`, `head`, `body` or `chunks`, `close`."""
 
     def __init__(self) -> None:
-        self.was_kept = False  # the process may have closed a kept connection meanwhile
         self._received = bytearray()
         self._changed = asyncio.Event()
-        self._ended = self._is_kept = False
+        self._ended = False
         self._client: TimedProtocol | None = None
 
     @classmethod
@@ -340,26 +330,9 @@ class Exchange(asyncio.Protocol):
         """Send a request. Raises OSError if the process takes no connection."""
         own = ((SECRET.encode(), process.setup.secret), (_LENGTH, str(len(body)).encode()))
         lines = (b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % pair for pair in (*headers, *own)), b"", body)
-        while process.kept:
-            transport, until = process.kept.pop()
-            if time.monotonic() < until and not transport.is_closing():
-                exchange = cls()
-                exchange.was_kept = True
-                exchange.connection_made(transport)
-                transport.set_protocol(exchange)
-                break
-            transport.abort()
-        else:
-            transport, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
+        transport, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
         transport.write(b"\r\n".join(lines))
         return exchange
-
-    def keep(self, process: ModelProcess) -> None:
-        """Keep the connection of a complete answer for another request to this process."""
-        self._is_kept = True
-        self._transport.set_protocol(asyncio.Protocol())  # closes the connection when the process does
-        self._transport.resume_reading()
-        process.kept.append((self._transport, time.monotonic() + IDLE_SECONDS / 2))
 
     async def head(self) -> tuple[int, Headers]:
         while (end := self._received.find(b"\r\n\r\n")) < 0:
@@ -406,9 +379,8 @@ class Exchange(asyncio.Protocol):
         self._changed.clear()
 
     def close(self) -> None:
-        """Close the connection, unless it is kept."""
-        if not self._is_kept:
-            self._transport.abort()
+        """Close the connection."""
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

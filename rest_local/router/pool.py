@@ -16,8 +16,6 @@ Contract:
   those without users are unloaded and it is tried once more.
 - A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS, was to be
   unloaded, or ended with success (it got a signal to stop). In these cases the next request starts it.
-- A model whose file has changed is loaded again when its running answers have ended. If the file is gone, or the new
-  one cannot be loaded, the old one stays.
 
 All methods must be called in the event loop.
 """
@@ -36,7 +34,6 @@ from rest_local.api.errors import ApiError, loading, no_such_model
 from rest_local.api.models import find_name
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
-from rest_local.llama.gguf import shards_of
 from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
@@ -45,9 +42,7 @@ log = logging.getLogger("rest_local.server")
 
 STEADY_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # idle models are looked for at least this often
-FILE_SECONDS = 1.0  # a model's file is compared at most this often
 
-Stamps = tuple[tuple[str, int, int, int], ...]
 Model = ModelProcess | LocalModel
 
 
@@ -68,9 +63,6 @@ class Entry:
     leaving: bool = False  # it is to be unloaded, so new requests wait
     makes_room_for: Entry | None = None  # the model that takes its place
     taken: int = 0  # estimated bytes of the loaded model
-    files: Stamps = ()  # the stamps of the loaded model's files
-    looked_at: float = 0.0  # the stamps were compared with the disk then
-    refused: Stamps = ()  # the stamps of a newer file that cannot be loaded
     meta: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -84,15 +76,6 @@ class Entry:
         if self.process is not None:
             return "unloading" if self.leaving else "loaded" if self.process.is_serving else "loading"
         return "loading" if self.loading is not None else "unloaded"
-
-    @property
-    def stamps(self) -> Stamps:
-        """Return a stamp that changes with the model's files, empty if they cannot be read."""
-        try:
-            parts = [(str(part), part.stat()) for part in shards_of(self.path)]
-        except (OSError, RestLocalError):
-            return ()
-        return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in parts)
 
 
 class Pool:
@@ -200,16 +183,7 @@ class Pool:
                 raise ApiError(503, "the server is stopping", code="busy", headers={"retry-after": "1"})
             process = entry.process
             if process is not None and process.is_serving and not entry.leaving:
-                if time.monotonic() - entry.looked_at < FILE_SECONDS:
-                    return process
-                entry.looked_at = time.monotonic()
-                changed = await asyncio.to_thread(self._has_changed, entry)
-                if entry.process is not process or entry.leaving or not process.is_serving:
-                    continue
-                if not changed:
-                    return process
-                log.warning("model %s: its file has changed; it is loaded again", entry.setup.name)
-                entry.leaving = True
+                return process
             if not load:
                 raise loading()
             if entry.waiting >= self._queue:
@@ -219,20 +193,6 @@ class Pool:
                 await asyncio.shield(self._load_in_background(entry))
             finally:
                 entry.waiting -= 1
-
-    @staticmethod
-    def _has_changed(entry: Entry) -> bool:
-        """Return True if the file was replaced by one that may load. Reads the disk, which may be slow."""
-        stamps = entry.stamps
-        if not stamps or stamps in (entry.files, entry.refused):
-            return False
-        try:
-            entry.need()
-        except (OSError, RestLocalError) as error:
-            entry.refused = stamps
-            log.warning("model %s: its file has changed, and the old one stays loaded: %s", entry.setup.name, error)
-            return False
-        return True
 
     def _load_in_background(self, entry: Entry) -> asyncio.Task[Model]:
         """Return the load that is going on, or start a new one."""
@@ -298,7 +258,6 @@ class Pool:
 
     async def _start(self, entry: Entry) -> Model:
         """Start a process and wait until it has loaded the model. Raises ModelProcessFailed."""
-        entry.files, entry.looked_at = entry.stamps, time.monotonic()
         process: Model
         if entry.is_local:
             process = LocalModel(entry.setup)

@@ -101,7 +101,6 @@ class ModelProcess:
         self.loaded_at = 0.0
         self.stopping = False
         self.exit_code: int | None = None
-        self.kept: list[tuple[asyncio.Transport, float]] = []  # idle connections, and their time of expiry
         self.ended = asyncio.Event()
         self._killed = False
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()

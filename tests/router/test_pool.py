@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.api.errors import ApiError
-from rest_local.errors import QueueFull, RestLocalError
-from rest_local.router import pool as pools
+from rest_local.errors import QueueFull
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcessFailed
@@ -235,57 +234,21 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_figures(
 
 
 @looped
-async def test_a_model_goes_on_where_its_new_file_cannot_be_loaded(
-    pool_of: PoolOf, fakes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The new file may still be being copied."""
-    monkeypatch.setattr(pools, "FILE_SECONDS", 0.0)
-    pool = pool_of("one")
-    (one,) = pool.entries
-    one.path, need = tmp_path / "one.gguf", one.need
-    one.path.write_bytes(b"1")
-    await use(pool, one)
-
-    def broken() -> Need:
-        raise RestLocalError("it is half a file")
-
-    one.need = broken
-    one.path.write_bytes(b"22")
-    await use(pool, one)
-    one.path.unlink()
-    await use(pool, one)
-    assert len(fakes) == 1
-    one.need = need
-    one.path.write_bytes(b"333")
-    await use(pool, one)
-    assert len(fakes) == 2
-    await pool.close()
-
-
-@looped
-@pytest.mark.parametrize("why", ["it is to be unloaded", "its file has changed", "another model waits for its room"])
+@pytest.mark.parametrize("another_waits", [False, True])
 async def test_a_model_that_has_room_does_not_wait_for_the_answer_of_another(
-    pool_of: PoolOf, fakes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+    pool_of: PoolOf, another_waits: bool
 ) -> None:
-    monkeypatch.setattr(pools, "FILE_SECONDS", 0.0)
+    """The other one is to be unloaded, or another model waits for its room."""
     pool = pool_of("busy", "large", "small", limit=3)
     busy, large, small = pool.entries
     large.need = lambda: Need(3, 0, 0)
-    busy.path = tmp_path / "busy.gguf"
-    busy.path.write_bytes(b"1")
     async with pool.using(busy):
-        if why == "it is to be unloaded":
-            waiting = asyncio.create_task(pool.unload(busy))
-        elif why == "its file has changed":
-            busy.path.write_bytes(b"22")
-            waiting = asyncio.create_task(use(pool, busy))
-        else:
-            waiting = asyncio.create_task(use(pool, large))
+        waiting = asyncio.create_task(use(pool, large) if another_waits else pool.unload(busy))
         while not busy.leaving:
             await asyncio.sleep(0.001)
         await use(pool, small)
         assert busy.users == 1
     await waiting
-    if why == "another model waits for its room":
+    if another_waits:
         assert [entry.status for entry in pool.entries] == ["unloaded", "loaded", "unloaded"]
     await pool.close()
