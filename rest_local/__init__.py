@@ -50,7 +50,7 @@ __all__ = [
     "DatastoreNotFound", "DatastoreUnwritable", "DatastoreVersion", "DatastoreVocabulary", "DecodeFailed",
     "DownloadFailed", "DraftStatistics", "EditRefused", "Engine", "EngineConfig", "Finished", "GenerationError",
     "Grammar", "GrammarsBusy", "HistoryNotFound", "HubError", "InputInvalid", "LibraryUnfit",
-    "Lookups", "Model", "ModelError", "ModelInvalid", "ModelNotFound", "ModelNotHere", "ModelNotOurs", "ModelOptions",
+    "Lookups", "Model", "ModelError", "ModelInvalid", "ModelNotFound", "ModelNotHere", "ModelOptions",
     "OptionError", "Origin", "OutputInvalid", "OutputUnwritable", "Override", "Piece", "Placement", "ProjectorInvalid",
     "PromptEmpty", "PromptTooLong", "QueueFull", "ReaderTooSlow", "Relaxed", "Request", "RestLocalError", "Result",
     "Rope", "Sampling", "Service", "ServiceClosed", "SourceCounts", "Stream", "TemplateFailed",

@@ -14,7 +14,6 @@
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
     │   ├── AdapterInvalid             not a LoRA adapter, damaged, or of another model
     │   ├── ProjectorInvalid           not a projector for images, damaged, or of another model
-    │   ├── ModelNotOurs               another program's or the user's own, which is not deleted
     │   └── HubError                   the hub has no such model, refuses it, or cannot be reached
     │       └── DownloadFailed         broken off, no room on the disk, or not what the hub names
     ├── GenerationError
@@ -186,11 +185,6 @@ class ProjectorInvalid(ModelError):
         way_out = way_out or "give another `mmproj`, one that was made for this very model, or none"
         super().__init__(f"projector {path}: {cause}; {way_out}")
         self.cause = cause
-
-
-class ModelNotOurs(ModelError):
-    def __init__(self, name: str, owner: str, way_out: str) -> None:
-        super().__init__(f"model {name}: belongs to {owner}; {way_out}")
 
 
 class HubError(ModelError):

@@ -1,4 +1,4 @@
-"""Say which model files have a cost curve on this machine, and which vocabulary, without loading anything.
+"""Say which vocabularies the model files have that were used on this machine, without loading anything.
 
 `rest_local.calibration.tuning` writes it with each curve. Reads those files, a few kB each; imports nothing heavy.
 """
@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,6 @@ FOLDER = "tuning"  # a folder in the cache directory
 FIELD = "model"  # a field in a curve's file
 
 
-@dataclass(frozen=True)
-class Known:
-    """A model file that was used here. `vocabulary` is a hash. If `final`, a whole curve was measured."""
-
-    vocabulary: str
-    final: bool
-
-
 def note_of(model: Model) -> dict[str, Any]:
     """Return what a curve's file says of its model: all its files with size and time, and the hash of its vocabulary.
     Return nothing if keys are overridden: they can change the vocabulary.
@@ -39,22 +30,20 @@ def note_of(model: Model) -> dict[str, Any]:
     return {"files": model.cache_key, "vocabulary": model.vocabulary.hash}
 
 
-def known_models() -> dict[tuple[str, int, int], Known]:
-    """Return the known models by real path, size in bytes and modification time in ns of the (first) file."""
-    found: dict[tuple[str, int, int], Known] = {}
+def known_vocabularies() -> dict[tuple[str, int, int], str]:
+    """Return hashes of vocabularies by real path, size in bytes and modification time in ns of the (first) file."""
+    found: dict[tuple[str, int, int], str] = {}
     with suppress(OSError):
         for path in sorted((cache_dir() / FOLDER).glob("*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
                 data = json.loads(path.read_bytes())
                 note: Mapping[str, Any] = data[FIELD]
                 real, size, time = note["files"][0]
-                key = (str(real), int(size), int(time))
-                final = bool(data["final"]) or (key in found and found[key].final)
-                found[key] = Known(str(note["vocabulary"]), final)
+                found[str(real), int(size), int(time)] = str(note["vocabulary"])
     return found
 
 
 def key_of(path: Path) -> tuple[str, int, int]:
-    """Return the key of a file in `known_models`. Raises OSError."""
+    """Return the key of a file in `known_vocabularies`. Raises OSError."""
     status = path.stat()
     return os.path.realpath(path), status.st_size, status.st_mtime_ns

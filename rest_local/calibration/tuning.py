@@ -74,7 +74,7 @@ class Tuning:
     estimate: str = ""  # name of the shipped curve whose shape was taken; empty if all sizes were measured
     path: Path | None = None
     seconds: float = 0.0  # duration of `tune` in this process
-    model: Mapping[str, Any] = field(default_factory=dict)  # note for `known.known_models`; older files have none
+    model: Mapping[str, Any] = field(default_factory=dict)  # note for `known.known_vocabularies`; older files have none
     fidelity: Fidelity = "fast"  # `fast` also if no settings were found for `same`
     longest: int = LONGEST_CHAIN  # the most drafted tokens that change no bit, as far as the first steps tell
 

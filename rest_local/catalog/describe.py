@@ -1,30 +1,20 @@
 """Describe the models on the disk without loading them: size, quantization, context, memory, drafting.
 
-The facts come from headers, file names, the datastores' manifests and the cost curves' files. A header takes up to 50
-ms the first time (its vocabulary has to be walked over) and is cached in `models.json` until the file changes. So the
-first list of 300 models takes seconds, and the next one milliseconds.
+The facts come from headers and file names. A header takes 15 to 40 ms, because its vocabulary has to be walked over.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from rest_local.calibration.known import Known, known_models
-from rest_local.calibration.known import key_of as identity_key
 from rest_local.catalog.quantization import FILE_TYPES, label_of, stem_of
 from rest_local.catalog.stores import StoredModel, stored_models
-from rest_local.errors import DatastoreError, ModelError
+from rest_local.errors import ModelError
 from rest_local.llama.gguf import Gguf, read_gguf, shards_of
 from rest_local.llama.options import LARGEST_DEFAULT, MOST_SNAPSHOTS
-from rest_local.paths import cache_dir, write_atomically
 
-CACHE, FORMAT = "models.json", 2
 _F32 = 4  # bytes of a number of recurrent state
 _F16 = 2  # bytes of a cached key or value by default
 
@@ -69,9 +59,6 @@ class ModelFacts:
     # Estimate: weights, a KV cache for LARGEST_DEFAULT tokens or the trained context, a recurrent state and snapshots.
     memory_bytes: int = 0
     header: Header = Header()
-    datastores: tuple[str, ...] = ()  # names of those that it can draft from
-    perhaps: tuple[str, ...] = ()  # names of those for a tokenizer of the same name; its first use decides
-    costs: str = ""  # "measured", "estimated" (after its first use), or empty without a cost curve
     error: str = ""  # why it cannot be used
 
 
@@ -85,100 +72,27 @@ def list_models(
         progress: called with the number of models that were looked at, and of all
     """
     stored = stored_models() if stored is None else stored
-    headers, known, stores = _Headers.load(), known_models(), _vocabularies()
     found = []
     for number, model in enumerate(stored, 1):
-        facts = _facts(model, headers, known, stores)
+        facts = _facts(model)
         if facts.header.kind not in _NO_MODEL:
             found.append(facts)
         progress(number, len(stored))
-    headers.store()
     return found
 
 
-@dataclass(frozen=True)
-class _Store:
-    """A vocabulary that a datastore was built for, and the model file that it was built with."""
-
-    datastore: str
-    hash: str
-    name: str
-    model: str
-
-
-def _facts(
-    model: StoredModel, headers: _Headers, known: Mapping[tuple[str, int, int], Known], stores: Sequence[_Store]
-) -> ModelFacts:
+def _facts(model: StoredModel) -> ModelFacts:
     facts = ModelFacts(name=model.name, path=str(model.path), store=model.store)
     try:
-        key = identity_key(model.path)
         size = sum(part.stat().st_size for part in shards_of(model.path))
-        header = headers.of(model.path, key)
+        header = header_of(read_gguf(model.path), model.path)
     except OSError as error:
         return replace(facts, error=f"cannot be read: {error.strerror or error}")
     except ModelError as error:
         return replace(facts, error=getattr(error, "cause", "") or str(error))
-    used = known.get(key)
     n_ctx = min(LARGEST_DEFAULT, header.n_ctx_train or LARGEST_DEFAULT)
-    sure = {store.datastore for store in stores if store.model == key[0] or (used and store.hash == used.vocabulary)}
-    perhaps = {store.datastore for store in stores if not used and store.name == header.vocabulary} - sure
-    return replace(
-        facts,
-        bytes=size,
-        memory_bytes=size + n_ctx * header.kv_bytes + (1 + snapshots_of(header)) * header.state_bytes,
-        header=header,
-        datastores=tuple(sorted(sure)),
-        perhaps=tuple(sorted(perhaps)),
-        costs=("measured" if used.final else "estimated") if used else "",
-    )
-
-
-def _vocabularies() -> list[_Store]:
-    """Return the vocabularies of the named datastores, without damaged ones."""
-    from rest_local.retrieval.home import datastore_path, list_datastores, manifests
-
-    found = []
-    with suppress(OSError):
-        for name in list_datastores():
-            for manifest in manifests(datastore_path(name)).values():
-                if not isinstance(manifest, DatastoreError):
-                    built_with = manifest.recipe.get("model", "")
-                    real = os.path.realpath(built_with) if isinstance(built_with, str) and built_with else ""
-                    found.append(_Store(name, manifest.vocabulary.hash, manifest.vocabulary.name, real))
-    return found
-
-
-class _Headers:
-    """The headers by file, read once for each state of a file."""
-
-    def __init__(self, known: dict[str, list[Any]]) -> None:
-        self._known, self._changed = known, False
-
-    @classmethod
-    def load(cls) -> _Headers:
-        with suppress(OSError, ValueError, AttributeError, KeyError, RecursionError):
-            data = json.loads((cache_dir() / CACHE).read_bytes())
-            if data.get("format") == FORMAT and isinstance(data["headers"], dict):
-                return cls(data["headers"])
-        return cls({})
-
-    def of(self, path: Path, key: tuple[str, int, int]) -> Header:
-        """Return the header of a file. Raises ModelError."""
-        with suppress(KeyError, TypeError, ValueError):
-            size, time, fields = self._known[key[0]]
-            if (size, time) == key[1:]:
-                return Header(**fields)
-        header = header_of(read_gguf(path), path)
-        self._known[key[0]] = [key[1], key[2], asdict(header)]
-        self._changed = True
-        return header
-
-    def store(self) -> None:
-        """Write the cache. If that fails, it only costs time later."""
-        if self._changed:
-            with suppress(OSError):
-                content = json.dumps({"format": FORMAT, "headers": self._known})
-                write_atomically(cache_dir() / CACHE, content.encode())
+    memory = size + n_ctx * header.kv_bytes + (1 + snapshots_of(header)) * header.state_bytes
+    return replace(facts, bytes=size, memory_bytes=memory, header=header)
 
 
 def header_of(metadata: Gguf, path: Path) -> Header:

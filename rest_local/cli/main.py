@@ -23,14 +23,14 @@ from rest_local.cli.terminal import fitted
 from rest_local.errors import RestLocalError, in_options
 
 COMMANDS = (
-    "generate", "chat", "edit", "batch", "serve", "models", "pull", "rm", "index", "history", "demo", "doctor", "tune",
+    "generate", "chat", "edit", "batch", "serve", "models", "pull", "index", "history", "demo", "doctor", "tune",
     "config", "completion",
 )  # fmt: skip
 ALSO = {  # People who know other programs try these names.
     "run": "chat", "ask": "chat", "complete": "generate", "ls": "models", "list": "models", "download": "pull",
     "search": "index search", "update": "index update", "build": "index build",
 }  # fmt: skip
-MODULES = {"pull": "models", "rm": "models", "tune": "doctor"}  # Other commands have a module of their own name.
+MODULES = {"pull": "models", "tune": "doctor"}  # Other commands have a module of their own name.
 
 
 class LazyGroup(SummaryGroup):

@@ -1,4 +1,4 @@
-"""`rest-local models`, `pull` and `rm`: list, download and delete models, without loading any.
+"""`rest-local models` and `pull`: list and download models, without loading any.
 
 It also says what to do next if no model was named: `rest-local` alone prints that (`next_steps`), and at a terminal a
 command that needs a model for a conversation asks which one to take (`choose`).
@@ -21,7 +21,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.sections import SectionedCommand, option
-from rest_local.cli.terminal import Bar, columns, confirm, json_option, print_json
+from rest_local.cli.terminal import Bar, columns, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
 LONGEST_NAME, LEAST_DRAFTING = 16, 12
 BAR_AFTER_S = 1.0
 MOST_OFFERED = 5
-MOST_LOOKED_AT = 20  # Reading a header takes up to 50 ms the first time.
+MOST_LOOKED_AT = 20  # Reading a header takes up to 40 ms.
 
 # The least main memory in GB, and a model that leaves half of it free: they take 4.7, 2.1, 1.1 and 0.5 GB.
 _SUGGESTED = ((12, "7B"), (6, "3B"), (3, "1.5B"), (0, "0.5B"))
@@ -49,9 +49,7 @@ def models(as_json: bool) -> None:
 
     Looks into the cache of huggingface_hub, the stores of Ollama and LM Studio, and the folders that the environment
     names in REST_LOCAL_MODELS. MEMORY is an estimate for 4,096 tokens of context and, of a hybrid
-    or recurrent model, one slot's state with its snapshots (--rollback). DRAFTING says whether drafts can be verified,
-    which datastores fit (`name?` means perhaps, until the first use), and whether the costs of this machine are known
-    (estimated from a few steps, or measured).
+    or recurrent model, one slot's state with its snapshots (--rollback). DRAFTING says whether drafts can be verified.
     """
     from rest_local.catalog.describe import list_models
     from rest_local.catalog.stores import DEFAULT, PACKAGE
@@ -86,9 +84,6 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
     if header.state_bytes:
         number = snapshots_of(header)
         drafting.append(f"{number} snapshots of {in_bytes(header.state_bytes)}" if number else "checkpoints")
-    if header.drafting != "none":
-        drafting += [*facts.datastores, *(f"{name}?" for name in facts.perhaps)]
-        drafting += [f"costs {facts.costs}"] if facts.costs else []
     return (
         printable(facts.name),
         in_bytes(facts.bytes),
@@ -96,7 +91,7 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
         f"{header.n_ctx_train:,}" if header.n_ctx_train else "",
         "yes" if header.chat_template else "no",
         in_bytes(facts.memory_bytes),
-        printable(", ".join(drafting)),
+        ", ".join(drafting),
     )
 
 
@@ -228,37 +223,6 @@ def download(hub: Hub, repository: Repository, choice: ModelFiles, quiet: bool =
         kept = f"{in_bytes(choice.size - left)} of {in_bytes(choice.size)} are kept"
         click.echo(f"rest-local: {kept}; the same command goes on there", err=True)
         raise
-
-
-@click.command(cls=SectionedCommand)
-@click.argument("name", metavar="MODEL", shell_complete=completion.models)
-@option("--yes", "Do not ask.", configurable=False)
-@json_option
-def rm(name: str, yes: bool, as_json: bool) -> None:
-    """Delete a downloaded model from the disk, after a question.
-
-    Models of other programs and of your own folders are not deleted, and a message says how to delete them. Files in
-    the cache of huggingface_hub that another model needs stay.
-    """
-    from rest_local.catalog.hub import removal_of
-    from rest_local.catalog.stores import matching, stored_models
-
-    found = matching(name, stored_models())
-    if not found:
-        raise ModelNotFound(name, "is not among the models on this machine", "`rest-local models` lists them")
-    if len(found) > 1:
-        raise OptionError(
-            f"{name} names {len(found)} models: {', '.join(model.name for model in found)}; give one of them"
-        )
-    (model,) = found
-    removal = removal_of(model)
-    size = in_bytes(removal.bytes)
-    if not yes:
-        confirm(f"Delete {model.name} ({size})?", "--yes deletes without asking, which a pipe cannot answer")
-    removal.run()
-    if as_json:
-        return print_json({"removed": model.name, "bytes": removal.bytes})
-    return click.echo(f"removed {model.name}, {size}")
 
 
 def next_steps() -> list[str]:

@@ -180,9 +180,9 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)
     model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
-    used = None if options.override_kv else known.known_models().get(known.key_of(path))
+    used = None if options.override_kv else known.known_vocabularies().get(known.key_of(path))
     if used is not None:  # Computing it takes a third of a second for 150 000 tokens.
-        model.vocabulary.hash = used.vocabulary
+        model.vocabulary.hash = used
     return model, "; ".join(filter(None, (snapshots.warning, chosen.warning, refusal)))
 
 

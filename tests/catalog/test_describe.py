@@ -1,7 +1,6 @@
 """What is known of models without loading them, compared with what llama.cpp says once they are loaded."""
 
 import ctypes
-import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from llama_cpp import llama_cpp as bindings
 from support.toy import demo_model
 
 from benchmarks.tiny import ARCHITECTURES
-from rest_local import Engine, Model, build_datastore
+from rest_local import Engine
 from rest_local.catalog import describe
 from rest_local.catalog.describe import ModelFacts, header_of, list_models
 from rest_local.errors import ModelInvalid
@@ -157,36 +156,3 @@ def test_the_kv_cache_counts_each_layers_heads() -> None:
         "x.attention.head_count_kv": [2, 0, 4],
     }  # fmt: skip
     assert header_of(Gguf(keys, {}, 1), Path("x.gguf")).kv_bytes == (2 + 0 + 4) * (128 + 128) * 2  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"format": 1, "headers": 7}', b'{"format": 99}', b"[" * 100_000, b'{"format": 1}']
-)
-def test_a_damaged_cache_of_headers_is_read_anew(content: bytes, own: Callable[[Path], Path]) -> None:
-    own(demo_model())
-    (cache_dir() / describe.CACHE).write_bytes(content)
-    assert facts_of("demo").header.quantization == "Q8_0"
-    stored = json.loads((cache_dir() / describe.CACHE).read_bytes())
-    ((size, _, _),) = stored["headers"].values()
-    assert size == demo_model().stat().st_size
-
-
-def test_datastores_and_costs_are_known_after_the_first_use(
-    tiny_model: TinyModel, own: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "stores"))
-    built_with, other = own(tiny_model("llama")), own(tiny_model("llama", seed=2))
-    unlike = own(tiny_model("llama", vocab=500))
-    (tmp_path / "code.txt").write_text("def f():\n    return 1\n" * 20)
-    with Model.open(built_with, vocab_only=True) as model:
-        recipe = {"model": str(built_with)}
-        build_datastore("mine", [tmp_path / "code.txt"], vocabulary=model.vocabulary, recipe=recipe)
-    assert facts_of(built_with.stem).datastores == ("mine",), "it was built with this file"
-    before = facts_of(other.stem)
-    assert (before.datastores, before.perhaps, before.costs) == ((), ("mine",), "")
-    assert facts_of(unlike.stem).perhaps == ()
-    with Engine.load(other, n_ctx=256, threads=1) as engine:
-        engine.generate("def", max_tokens=4).result  # noqa: B018
-    after = facts_of(other.stem)
-    assert (after.datastores, after.perhaps) == (("mine",), ())
-    assert after.costs in ("estimated", "measured")

