@@ -28,7 +28,6 @@ from rest_local.llama.options import Sampling
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result
 
-SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
 QUESTION = "Give me three tips for writing clear code."
 KEYWORDS = frozenset(keyword.kwlist) | {"self", "this", "function", "const", "static", "void", "public", "private"}
 DEFINITION = re.compile(r"(?m)^(class|def|export|fn|func|function|impl|public|struct)\b")
@@ -51,12 +50,12 @@ class Prompt:
 
 
 def prompts(code: Path | None, chat: bool) -> list[Prompt]:
-    """Return the question, and the edit of a passage of `code` (a file, or one of a folder): its most common name is
-    changed. Without a chat template the model continues both texts. Raises OptionError if there is nothing to edit, and
+    """Return the question, and the edit of a passage of a file, by default `queue.py`: its most common name is changed.
+    Without a chat template the model continues both texts. Raises OptionError if there is nothing to edit, and
     OSError.
     """
-    path, text = _file_of(code)
-    shown = passage(text)
+    path = code or Path(sysconfig.get_paths()["stdlib"]) / "queue.py"
+    shown = passage(path.read_text(encoding="utf-8", errors="replace"))
     names = Counter(name for name in re.findall(r"\b[^\W\d]\w{3,}\b", shown) if name not in KEYWORDS)
     if not names:
         raise OptionError(f"--code {path}: holds no name to change")
@@ -79,18 +78,6 @@ def passage(text: str) -> str:
     found = DEFINITION.search(text)
     cut = text[found.start() if found else 0 :][:PASSAGE]
     return cut[: cut.rfind("\n") + 1] or f"{cut}\n"
-
-
-def _file_of(code: Path | None) -> tuple[Path, str]:
-    """Return `code`, or the file in it nearest to 6 000 bytes, else `queue.py`; and its text."""
-    path = code or Path(sysconfig.get_paths()["stdlib"]) / "queue.py"
-    if path.is_dir():
-        files = [each for each in sorted(path.rglob("*")) if each.suffix in SOURCE_FILES and each.is_file()]
-        shown = [each for each in files if not any(part.startswith(".") for part in each.relative_to(path).parts)]
-        if not shown:
-            raise OptionError(f"--code {code}: holds no source file ({', '.join(SOURCE_FILES)})")
-        path = min(shown, key=lambda each: abs(each.stat().st_size - 6000))
-    return path, path.read_text(encoding="utf-8", errors="replace")
 
 
 class Display(Protocol):

@@ -153,9 +153,9 @@ _threads, _gpu_layers = options.device_options(option)
 @option("-n --tokens N", "Generate at most N tokens for an answer.", default=160)
 @option("--repeats N", f"Time up to N pairs of runs, as many as begin within {SECONDS:g} s.", default=3)
 @option(
-    "--code PATH",
-    "Edit this file, or one of this folder, instead of one of Python's standard library.",
-    type=click.Path(exists=True, path_type=Path),
+    "--code FILE",
+    "Edit this file instead of one of Python's standard library.",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
 @option("--json", "Print nothing but one line of JSON.", to="as_json")
 @options.load_options

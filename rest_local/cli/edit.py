@@ -87,7 +87,6 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"
     configurable=False,
 )
 @option("--check", "Write nothing; exit code 1 if a file would change.", configurable=False)
-@option("--show-answer", "Print the model's answer on stderr if a file is refused.")
 @options.tokens_option(-1, "Generate at most N tokens a file. -1 goes on until the answer ends or the context is full.")
 @options.quiet_option
 @options.sampling_options
@@ -101,7 +100,6 @@ def edit(
     yes: bool,
     output: str | None,
     check: bool,
-    show_answer: bool,
     tokens: int,
     quiet: bool,
     as_json: bool,
@@ -126,7 +124,7 @@ def edit(
     with opening.open_engine(config, live.chosen()) as engine:
         way_out = "take one that was trained to chat, often with 'instruct' or 'it' in its name"
         opening.require_template(engine, "follow an instruction", way_out)
-        how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history, "shows": show_answer}
+        how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history}
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, **how)
         try:
             for file in files:
@@ -259,8 +257,8 @@ class Edits:
     """A run of edits: one file after the other is edited, and the accepted changes are written at the end.
 
     `target` is where the new text goes (`read_output`), and `only_new` protects a target that exists. `do` is ASK,
-    WRITE, CHECK or SHOW. `keeps` and `shows` say whether the answer to a refused file is kept and printed. `failed`
-    becomes true when a file was refused, or would change and may not.
+    WRITE, CHECK or SHOW. `keeps` says whether the answer to a refused file is kept. `failed` becomes true when a file
+    was refused, or would change and may not.
     """
 
     engine: Engine
@@ -273,7 +271,6 @@ class Edits:
     quiet: bool
     as_json: bool
     keeps: bool
-    shows: bool
     failed: bool = False
     _changes: list[Change] = field(default_factory=list)
     _stopped: bool = False
@@ -319,8 +316,6 @@ class Edits:
         kept = keep_answer(change.file.path, text) if self.keeps and text.strip() else None
         change.answer_file = None if kept is None else str(kept)
         change.error = fail(error, "" if kept is None else f"; the answer is in {kept}")
-        if self.shows and text.strip():
-            click.echo("\n".join(map(printable, text.splitlines())), err=True)
 
     def _show(self, change: Change) -> None:
         diff = change.diff()

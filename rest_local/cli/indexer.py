@@ -1,7 +1,7 @@
 """`--code`, `--no-code` and `--watch`: keep datastores up to date while a command decodes.
 
 The datastore of a checkout is named after its root, so all commands below that root share it. At a terminal the user is
-asked once whether to draft from it. The answer is kept in the data directory, by root, and so are answers about
+asked once whether to draft from it. The answer is kept in the data directory, by root, and so is what was said about
 datastores (`cli.opening`).
 
 `Indexer` starts a child process of the lowest priority (`cli.indexer_process`), and `close` ends it. It also ends by
@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,12 +29,10 @@ import click
 
 from rest_local.cli import completion, terminal
 from rest_local.cli.sections import in_section
-from rest_local.cli.terminal import counted, fitted, say, warn
+from rest_local.cli.terminal import counted, say, warn
 from rest_local.errors import InputInvalid, printable
 
 NAME_LENGTH = 40
-YES, NO, NEVER = "yes", "no", "never"
-AGAIN_S = 7 * 86_400.0  # A "no" counts for a week.
 
 
 @dataclass(frozen=True)
@@ -80,40 +77,27 @@ def offered() -> Code | None:
         return None
     answer = recalled(str(root))
     if answer is None:
-        answer = _ask(root)
+        answer = terminal.ask(
+            f"Draft from the code of this checkout ({root})? It is indexed in the background, without secrets and "
+            "ignored files, and stays on this machine. This is asked once",
+            default=True,
+        )
         remember(str(root), answer)
-    return Code(root) if answer == YES else None
+    return Code(root) if answer else None
 
 
-def _ask(root: Path) -> str:
-    question = (
-        f"Draft from the code of this checkout ({root})? It is indexed in the background, without secrets and ignored "
-        "files, and stays on this machine. [y]es, [n]o, or ne[v]er here"
-    )
-    choice = click.Choice(["y", "n", "v"], case_sensitive=False)
-    answer = click.prompt(
-        fitted(printable(question), sys.stderr), type=choice, default="y", show_choices=False, err=True
-    )
-    return {"y": YES, "n": NO, "v": NEVER}[answer.lower()]
+def recalled(key: str) -> bool | None:
+    """Return the kept answer to a question, or None if there is none."""
+    answer = _answers().get(key)
+    return answer if isinstance(answer, bool) else None
 
 
-def recalled(key: str) -> str | None:
-    """Return the kept answer to a question, or None if there is none or it was a "no" of more than a week ago."""
-    entry = _answers().get(key)
-    answer, asked = (entry.get("answer"), entry.get("asked")) if isinstance(entry, dict) else (None, None)
-    if answer not in (YES, NO, NEVER):
-        return None
-    is_old = not isinstance(asked, (int, float)) or not 0 <= time.time() - asked < AGAIN_S
-    return None if answer == NO and is_old else str(answer)
-
-
-def remember(key: str, answer: str) -> None:
+def remember(key: str, answer: bool) -> None:
     """Keep an answer. If that fails, the question comes again."""
     from rest_local.paths import write_atomically
 
-    answers = {**_answers(), key: {"answer": answer, "asked": int(time.time())}}
     try:
-        write_atomically(_path(), (json.dumps(answers, indent=1) + "\n").encode("ascii"))
+        write_atomically(_path(), (json.dumps({**_answers(), key: answer}, indent=1) + "\n").encode("ascii"))
     except OSError as error:
         warn(f"the answer is not kept: {error.filename}: {error.strerror}")
 

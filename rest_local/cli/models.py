@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +19,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, columns, json_option, print_json
-from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
+from rest_local.errors import HubError, ModelNotFound, ModelNotHere, printable
 
 if TYPE_CHECKING:
     from rest_local.catalog.describe import ModelFacts
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
     from rest_local.catalog.stores import StoredModel
 
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
-# A narrow terminal breaks the line after longer names, and leaves at least so many columns for DRAFTING.
-LONGEST_NAME, LEAST_DRAFTING = 16, 12
 BAR_AFTER_S = 1.0
 MOST_OFFERED = 5
 MOST_LOOKED_AT = 20  # Reading a header takes up to 40 ms.
@@ -64,8 +59,7 @@ def models(as_json: bool) -> None:
     if as_json:
         rows = [{**asdict(facts), **asdict(facts.header)} for facts in found]
         return print_json([{key: row[key] for key in row if key not in ("header", "kind")} for row in rows])
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in table([row_of(facts) for facts in found], width):
+    for line in columns([HEADINGS, *map(row_of, found)], right=(1, 3, 5)):
         click.echo(line)
     if all(facts.store == PACKAGE for facts in found):
         here = f"Only {DEFAULT}, a small model, is here." if found else "No model is here."
@@ -93,22 +87,6 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
         in_bytes(facts.memory_bytes),
         ", ".join(drafting),
     )
-
-
-def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """Yield a heading and a line a row. If `width` is too small, the last column is broken."""
-    every = [HEADINGS, *rows]
-    names, details = max(len(row[0]) for row in every), [*columns([row[1:] for row in every], right=(0, 2, 4))]
-    begins = [len(line) - len(row[-1]) for row, line in zip(every, details, strict=True)]
-    if width is not None and names + 2 + max(map(len, details)) > width:
-        names = max(min(names, LONGEST_NAME, width - 2 - max(begins) - LEAST_DRAFTING), 0)
-    for row, line, begin in zip(every, details, begins, strict=True):
-        indent = names + 2 + begin
-        ends = [row[-1]] if width is None else textwrap.wrap(row[-1], max(width - indent, LEAST_DRAFTING))
-        if len(row[0]) > names:
-            yield row[0]
-        yield f"{row[0] if len(row[0]) <= names else '':<{names}}  {line[:begin]}{ends[0]}"
-        yield from (" " * indent + end for end in ends[1:])
 
 
 @click.command(cls=SectionedCommand)
@@ -260,26 +238,19 @@ def next_steps() -> list[str]:
 def choose() -> str | None:
     """Ask which of the newest models that can converse to take, and return its name.
 
-    Return None, for the default model, if there is no other or the user cannot be asked. Raises OptionError if there
-    are models to choose from, no terminal and no default model, after listing the models on stderr.
+    Return None, for the default model, if there is no other or the user cannot be asked.
     """
     from rest_local.catalog.describe import list_models
-    from rest_local.catalog.stores import PACKAGE, stored_models
+    from rest_local.catalog.stores import PACKAGE
 
-    def tell(*lines: str) -> None:
-        click.echo("\n".join(lines), err=True)
-
+    if not terminal.can_ask():
+        return None
     facts = list_models(_newest()[:MOST_LOOKED_AT])
     found = [each for each in facts if each.header.chat_template and not each.error][:MOST_OFFERED]
     if not found or found[0].store == PACKAGE:
         return None
-    if not terminal.can_ask():
-        if any(model.store == PACKAGE for model in stored_models()):
-            return None
-        tell("No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: MOST_OFFERED - 2]))
-        raise OptionError("no model was named; give one with -m, `rest-local models` lists all")
     rows = [(f"  {n}", model.name, in_bytes(model.bytes)) for n, model in enumerate(found, 1)]
-    tell("No model was named (-m). On this machine:", *columns(rows))
+    click.echo("\n".join(["No model was named (-m). On this machine:", *columns(rows)]), err=True)
     number = click.prompt("Which one", type=click.IntRange(1, len(found)), default=1, err=True)
     return found[int(number) - 1].name
 

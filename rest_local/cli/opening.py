@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_local.cli import inputs, models, terminal
-from rest_local.cli.indexer import ASLEEP, NEVER, Live, recalled, remember
+from rest_local.cli.indexer import ASLEEP, Live, recalled, remember
 from rest_local.cli.terminal import say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import (
@@ -65,7 +65,7 @@ def _tell_lack(name: str | Path, model: Model, is_named: bool) -> None:
     path, vocabulary = datastore_path(name), model.vocabulary
     told = f"told {path.absolute()} {vocabulary.hash[:16]}"
     if is_named or recalled(told) is None:
-        remember(told, NEVER)
+        remember(told, True)
         command = build_command(path, newest_manifest(path).recipe, str(model.path))
         lacks = f"datastore {name}: nothing is built for this model's vocabulary ({vocabulary.name})"
         warn(f"{lacks}; going on without it; `{command}` builds it")

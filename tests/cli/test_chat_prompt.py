@@ -30,20 +30,6 @@ def test_quotes_around_a_message_are_no_part_of_it(typed: str, message: str) -> 
     assert unquoted(typed) == message
 
 
-def test_the_older_half_of_a_long_history_goes_at_whole_entries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
-    monkeypatch.setattr(prompt, "HISTORY_BYTES", 2000)
-    for number in range(100):
-        prompt._history(keep=True).append_string(f"message {number}\nof two lines")
-    kept = list(prompt._history(keep=True).load_history_strings())
-    assert kept[0] == "message 99\nof two lines", "the newest first"
-    assert kept == [f"message {number}\nof two lines" for number in range(99, 99 - len(kept), -1)]
-    assert 20 < len(kept) < 60
-    assert (tmp_path / "chat_history").stat().st_size < 3000
-
-
 def test_a_history_that_cannot_be_written_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

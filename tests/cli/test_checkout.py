@@ -1,14 +1,12 @@
 """The checkout of a command: its root, the name of its datastore, and the question whether to draft from it."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 
 from rest_local.cli import indexer, terminal
-from rest_local.cli.indexer import YES, Code, code_of, offered, remember
+from rest_local.cli.indexer import Code, code_of, offered, remember
 from rest_local.errors import InputInvalid
 from rest_local.paths import data_dir
 
@@ -29,16 +27,16 @@ def project(tmp_path: Path) -> Path:
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Return a function for a terminal that gives these answers. The list that it returns holds the questions."""
 
-    def give(*replies: str) -> list[str]:
+    def give(*replies: bool) -> list[str]:
         asked: list[str] = []
         waiting = list(replies)
 
-        def prompt(text: str, **options: object) -> str:
-            asked.append(text)
+        def ask(question: str, default: bool) -> bool:
+            asked.append(question)
             return waiting.pop(0)
 
         monkeypatch.setattr(terminal, "can_ask", lambda: True)
-        monkeypatch.setattr(click, "prompt", prompt)
+        monkeypatch.setattr(terminal, "ask", ask)
         return asked
 
     return give
@@ -61,30 +59,15 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         code_of(tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("replies", "days", "found"),
-    [
-        ("y", 9999, [True, True]),
-        ("v", 9999, [False, False]),  # never
-        ("n", 6, [False, False]),
-        ("ny", 8, [False, True]),
-    ],
-)
-def test_it_is_offered_once_and_a_no_counts_for_a_week(
-    project: Path,
-    answers: Callable[..., list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    replies: str,
-    days: int,
-    found: list[bool],
+@pytest.mark.parametrize("answer", [True, False])
+def test_it_is_offered_once(
+    project: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, answer: bool
 ) -> None:
-    asked = answers(*replies)
+    asked = answers(answer)
     monkeypatch.chdir(project / "src")
-    now = time.time()
-    for later, offers in zip((0, days), found, strict=True):
-        monkeypatch.setattr(time, "time", lambda later=later: now + later * 86_400)
-        assert offered() == (Code(project) if offers else None)
-    assert len(asked) == len(replies)
+    for _ in range(2):
+        assert offered() == (Code(project) if answer else None)
+    assert len(asked) == 1
     assert str(project) in asked[0]
     assert (data_dir() / "answers.json").stat().st_mode & 0o777 == 0o600
 
@@ -94,7 +77,7 @@ def test_nothing_is_asked_without_a_terminal_or_a_checkout(
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr(terminal, "can_ask", lambda: False)
-    remember(str(project), YES)
+    remember(str(project), True)
     assert offered() is None
     asked = answers()
     monkeypatch.chdir(tmp_path)
@@ -110,5 +93,5 @@ def test_an_answer_that_cannot_be_kept_is_told(
 ) -> None:
     (project / "file").write_text("")
     monkeypatch.setattr(indexer, "_path", lambda: project / "file" / "answers.json")
-    remember(str(project), YES)
+    remember(str(project), True)
     assert "the answer is not kept" in capsys.readouterr().err

@@ -80,9 +80,3 @@ def test_any_file_has_a_passage_to_edit(tmp_path: Path, text: str) -> None:
     question, edit = comparing.prompts(code, True)
     assert question.title == comparing.QUESTION
     assert "new_" in edit.begun
-
-
-def test_of_a_folder_the_file_nearest_to_6000_bytes_is_edited(tmp_path: Path) -> None:
-    for name, size in (("small.py", 100), ("fit.py", 5000), ("large.py", 20_000), (".hidden.py", 6000)):
-        (tmp_path / name).write_text("total = 1\n" * (size // 10))
-    assert comparing.prompts(tmp_path, True)[1].title.startswith("fit.py: ")

