@@ -64,7 +64,7 @@ LARGEST_CONTEXT = 32_768
 GROWTH = 1.25  # An edited file may have so many times the tokens of the old one.
 ROOM = 256  # The words around a file take at most so many tokens.
 
-ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"
+ASK, WRITE, SHOW = "ask", "write", "show"
 
 
 @click.command(cls=SectionedCommand)
@@ -72,21 +72,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"
 @options.engine_options_of_chat
 @options.history_option
 @indexer.code_options
-@option(
-    "--from FILE",
-    "Read the instruction from this file, - from the standard input. All arguments are then files to edit.",
-    to="request",
-    configurable=False,
-)
-@option("-y --yes", "Write without asking, also over an existing --output.", configurable=False)
-@option(
-    "-o --output FILE",
-    "Write the new text to this file, and leave the edited one as it is. - prints it.",
-    type=click.Path(),
-    shell_complete=completion.paths,
-    configurable=False,
-)
-@option("--check", "Write nothing; exit code 1 if a file would change.", configurable=False)
+@option("-y --yes", "Write without asking.", configurable=False)
 @options.tokens_option(-1, "Generate at most N tokens a file. -1 goes on until the answer ends or the context is full.")
 @options.quiet_option
 @options.sampling_options
@@ -96,10 +82,7 @@ def edit(
     config: EngineConfig,
     live: Live,
     grammar: Grammar | None,
-    request: Path | None,
     yes: bool,
-    output: str | None,
-    check: bool,
     tokens: int,
     quiet: bool,
     as_json: bool,
@@ -113,19 +96,15 @@ def edit(
     """
     # Edits are greedy by default: the sampling that a model file recommends is for conversations.
     sampling = Sampling(**config.sampling, grammar=grammar)
-    if check and (yes or output):
-        raise click.UsageError("--check writes nothing; leave out --yes and --output")
-    paths, instruction = read_arguments(arguments, request)
+    paths, instruction = read_arguments(arguments)
     files = read_files(paths)
-    target = read_output(output, files, may_replace=yes or _at_terminal())
-    is_new = target == "-" or (isinstance(target, Path) and not target.exists())
-    do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
+    do = WRITE if yes else ASK if _at_terminal() and not as_json else SHOW
     config = with_context(opening.conversing(config), files, instruction)
     with opening.open_engine(config, live.chosen()) as engine:
         way_out = "take one that was trained to chat, often with 'instruct' or 'it' in its name"
         opening.require_template(engine, "follow an instruction", way_out)
         how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history}
-        edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, **how)
+        edits = Edits(engine, instruction, sampling, tokens, do, **how)
         try:
             for file in files:
                 edits.edit(file)
@@ -138,14 +117,11 @@ def edit(
         raise click.exceptions.Exit(1)
 
 
-def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list[Path], str]:
-    """Return the files and the instruction, which is the last argument or the text of --from. Raises UsageError."""
-    if request is not None:
-        names, instruction = arguments, inputs.read_file(request, "instruction")
-    else:
-        names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
-        if names and os.path.isfile(instruction):  # `Path.is_file` would raise for a long text.
-            raise click.UsageError(f"the last argument is the instruction, but {instruction} is a file; say what to do")
+def read_arguments(arguments: Sequence[str]) -> tuple[list[Path], str]:
+    """Return the files and the instruction, which is the last argument. Raises UsageError."""
+    names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
+    if names and os.path.isfile(instruction):  # `Path.is_file` would raise for a long text.
+        raise click.UsageError(f"the last argument is the instruction, but {instruction} is a file; say what to do")
     if not names:
         raise click.UsageError('give FILE and an instruction, for example: rest-local edit a.py "rename x to y"')
     if not instruction.strip():
@@ -160,27 +136,6 @@ def read_files(paths: Sequence[Path]) -> list[TextFile]:
         raise InputInvalid("file", missing, "does not exist; put the instruction in quotes if this is a part of it")
     files = [TextFile.read(path) for path in paths]
     return list({file.target: file for file in reversed(files)}.values())[::-1]
-
-
-def read_output(output: str | None, files: Sequence[TextFile], *, may_replace: bool) -> str | Path | None:
-    """Return where the new text goes: None for the edited file itself, "-" for the standard output, or a path.
-
-    Raises InputInvalid if the path cannot be written or may not be replaced, and click.UsageError for several files.
-    """
-    if output is None or output == "-":
-        return output
-    if len(files) > 1:
-        raise click.UsageError("--output takes one FILE to edit; leave it out for several")
-    path = Path(os.path.realpath(output))
-    if path == files[0].target:
-        return None
-    if path.exists() and not path.is_file():
-        raise InputInvalid("output", output, "is a directory" if path.is_dir() else "is not a regular file")
-    if not path.parent.is_dir():
-        raise InputInvalid("output", output, "its folder does not exist; make it first")
-    if path.exists() and not may_replace:
-        raise InputInvalid("output", output, "exists already; --yes replaces it")
-    return path
 
 
 def _at_terminal() -> bool:
@@ -256,17 +211,14 @@ class Change:
 class Edits:
     """A run of edits: one file after the other is edited, and the accepted changes are written at the end.
 
-    `target` is where the new text goes (`read_output`), and `only_new` protects a target that exists. `do` is ASK,
-    WRITE, CHECK or SHOW. `keeps` says whether the answer to a refused file is kept. `failed` becomes true when a file
-    was refused, or would change and may not.
+    `do` is ASK, WRITE or SHOW. `keeps` says whether the answer to a refused file is kept. `failed` becomes true when a
+    file was refused, or would change and may not.
     """
 
     engine: Engine
     instruction: str
     sampling: Sampling
     tokens: int
-    target: str | Path | None
-    only_new: bool
     do: str
     quiet: bool
     as_json: bool
@@ -290,9 +242,9 @@ class Edits:
             return self._refuse(change, error)
         if not self.as_json:
             self._show(change)
-        if change.content != file.content or self.target is not None:
+        if change.content != file.content:
             change.accepted = self._is_accepted(change)
-            self.failed |= self.do in (CHECK, SHOW)
+            self.failed |= self.do == SHOW
         return None
 
     def _generate(self, change: Change) -> None:
@@ -319,9 +271,7 @@ class Edits:
 
     def _show(self, change: Change) -> None:
         diff = change.diff()
-        if self.target == "-":
-            click.echo(change.content, nl=False)
-        elif sys.stdout.isatty():
+        if sys.stdout.isatty():
             for line in diff:
                 click.echo(coloured(line))
         else:
@@ -335,12 +285,8 @@ class Edits:
         if self.do != ASK:
             return self.do == WRITE
         answers = {"y": "[y]es", "n": "[n]o", "a": "[a]ll", "q": "[q]uit"}
-        place = f"{change.file.path}"
-        if self.target is not None:
-            place = f"{self.target}, which exists"
-            del answers["a"], answers["q"]
         answer = click.prompt(
-            f"Write {printable(place)}? {' '.join(answers.values())}",
+            f"Write {printable(str(change.file.path))}? {' '.join(answers.values())}",
             type=click.Choice(list(answers), case_sensitive=False),
             default="n",
             show_choices=False,
@@ -362,23 +308,16 @@ class Edits:
         for change in self._changes if self.as_json else ():
             click.echo(change.to_json())
         waiting = sum(change.content not in (None, change.file.content) for change in self._changes)
-        if waiting and self.do in (CHECK, SHOW):
-            way_on = "" if self.do == CHECK else ", --yes writes"
-            say(f"{counted(waiting, 'file')} would change; nothing was written{way_on}")
+        if waiting and self.do == SHOW:
+            say(f"{counted(waiting, 'file')} would change; nothing was written, --yes writes")
 
     def _write(self, change: Change) -> None:
         file, content = change.file, change.content
-        if content is None or self.target == "-":
-            return
+        assert content is not None, "it was accepted"
         try:
-            if isinstance(self.target, Path):
-                if self.only_new and self.target.exists():
-                    raise EditRefused(self.target, "was made meanwhile", "--yes replaces it")
-                write_whole(self.target, content, like=self.target if self.target.exists() else file.target)
-            elif file.is_unchanged():
-                write_whole(file.target, content, like=file.target)
-            else:
+            if not file.is_unchanged():
                 raise EditRefused(file.path, "changed on the disk meanwhile", "edit it again")
+            write_whole(file.target, content)
             change.written = True
         except RestLocalError as error:
             self._refuse(change, error)

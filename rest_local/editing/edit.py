@@ -2,7 +2,7 @@
 
     stream = begin(engine, file, "rename width to w")
     for piece in stream: ...
-    write_whole(file.target, changed(file, stream), like=file.target)
+    write_whole(file.target, changed(file, stream))
 
 The old text is the prediction of the answer, so unchanged parts are drafted. The block of code in the answer may have
 text before and after it, and blocks in it. The block that is most like the old file is taken. An answer without a block

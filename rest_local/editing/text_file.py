@@ -104,16 +104,16 @@ def _decoded(path: Path, content: bytes) -> str:
     return text
 
 
-def write_whole(path: Path, content: bytes, like: Path) -> None:
-    """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Content and name are
-    synced (`paths.replacing`). Raises InputInvalid; then `path` is unchanged.
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file, whose permissions, owner and extended attributes stay. Content and name are synced
+    (`paths.replacing`). Raises InputInvalid; then the file is unchanged.
     """
     from rest_local.paths import replacing  # --help does not need it
 
     try:
         with replacing(path, durable=True) as file:
             file.write(content)
-            _copy_attributes(like, Path(file.name))
+            _copy_attributes(path, Path(file.name))
     except OSError as error:
         cause = error.strerror or str(error)
         raise InputInvalid("file", path, f"cannot be written: {cause}; it is as it was") from error

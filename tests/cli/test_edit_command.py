@@ -215,39 +215,6 @@ def test_interrupt_while_files_are_written_waits(
     assert (file.read_text(), other.read_text()) == (NEW, NEW)
 
 
-def test_output_gets_the_new_text(model: Install, edit: Call, file: Path) -> None:
-    file.chmod(0o755)
-    model(fenced(NEW))
-    out = file.parent / "new.py"
-    done = edit(file, "make y 20", "-o", out)
-    assert (done.code, file.read_text(), out.read_text()) == (0, OLD, NEW)
-    assert out.stat().st_mode & 0o777 == 0o755
-    done = edit(file, "make y 20", "-o", "-")
-    assert (done.code, done.out, file.read_text()) == (0, NEW, OLD)
-
-
-def test_an_existing_output_is_replaced_only_with_yes_and_keeps_its_permissions(
-    model: Install, edit: Call, file: Path
-) -> None:
-    engine = model(fenced(NEW))
-    out = file.parent / "new.py"
-    out.write_text("mine\n")
-    out.chmod(0o600)
-    done = edit(file, "make y 20", "-o", out)
-    assert (done.code, done.err) == (1, f"rest-local: error: output {out}: exists already; --yes replaces it\n")
-    assert (out.read_text(), engine.prompts) == ("mine\n", []), "before the model is opened"
-    assert edit(file, "make y 20", "-o", out, "--yes").code == 0
-    assert (out.read_text(), out.stat().st_mode & 0o777) == (NEW, 0o600)
-
-
-def test_an_output_that_appears_meanwhile_is_not_replaced(model: Install, edit: Call, file: Path) -> None:
-    out = file.parent / "new.py"
-    model([*fenced(NEW), lambda: out.write_text("mine\n")])
-    done = edit(file, "make y 20", "-o", out)
-    assert (done.code, out.read_text()) == (1, "mine\n")
-    assert done.err.count("rest-local: error: ") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
@@ -255,10 +222,6 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(model: Install, edit: 
         (["a.py"], "give FILE and an instruction"),
         (["a.py", "a.py"], "a.py is a file"),
         (["a.py", " "], "the instruction is empty"),
-        (["a.py", "x", "--check", "--yes"], "--check writes nothing"),
-        (["a.py", "x", "--check", "-o", "b.py"], "--check writes nothing"),
-        (["a.py", "b.py", "x", "-o", "c.py"], "--output takes one FILE"),
-        (["--from", "b.py"], "give FILE and an instruction"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(

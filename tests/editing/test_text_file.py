@@ -99,7 +99,7 @@ def test_permissions_stay(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"old")
     path.chmod(mode)
-    write_whole(path, b"new", like=path)
+    write_whole(path, b"new")
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == mode
     assert os.listdir(tmp_path) == ["f"]
@@ -111,7 +111,7 @@ def test_a_symbolic_link_keeps_pointing(tmp_path: Path) -> None:
     real.write_bytes(b"old\n")
     link.symlink_to("real/f.py")
     file = TextFile.read(link)
-    write_whole(file.target, file.with_text("new\n"), like=file.target)
+    write_whole(file.target, file.with_text("new\n"))
     assert (link.is_symlink(), os.readlink(link)) == (True, "real/f.py")
     assert real.read_bytes() == b"new\n"
     assert os.listdir(tmp_path / "real") == ["f.py"]
@@ -129,7 +129,7 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(
     path.write_bytes(b"old")
     monkeypatch.setattr(os, step, broken)
     with pytest.raises(InputInvalid if isinstance(error, OSError) else KeyboardInterrupt):
-        write_whole(path, b"new", like=path)
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["f"]
 
@@ -140,7 +140,7 @@ def test_content_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypat
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("fsync"), fsync(descriptor)))
     monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replace"), replace(old, new)))
-    write_whole(path, b"new", like=path)
+    write_whole(path, b"new")
     assert done == ["fsync", "replace", "fsync"]  # the last one is of the folder
 
 
