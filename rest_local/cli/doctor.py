@@ -137,7 +137,7 @@ def calibration_rows(state: Mapping[str, Any]) -> dict[str, str]:
     doubt = ", ".join(f"{n} tokens {100 * sd:.0f}%" for n, sd in state["uncertainty"].items())
     rows = {
         "state": state["state"],
-        "first measured": f"{terminal.age(state['age_s'])} ago",
+        "first measured": f"{terminal.duration(state['age_s'])} ago",
         "noise of a step": f"{100 * state['noise']:.0f}%",
         "uncertainty": doubt,
     }
@@ -184,7 +184,6 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 @terminal.json_option
 def doctor(config: EngineConfig, as_json: bool) -> None:
     """Show versions, extras, backends, the kind of drafting, the self-test and the cost curve."""
-    opening.tell_snapshots(config)
     from rest_local.llama.cores import others_run
 
     busy = others_run()  # Look before the threads of this process compute.
@@ -207,7 +206,6 @@ def tune(config: EngineConfig, as_json: bool) -> None:
     """
     from rest_local.calibration.measuring import explain
 
-    opening.tell_snapshots(config)
     with opening.open_engine(config) as engine:
         context = engine.decoder.context
         try:

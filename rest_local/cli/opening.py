@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,6 @@ from rest_local.errors import (
     DatastoreNotFound,
     DatastoreVocabulary,
     ModelError,
-    RestLocalError,
 )
 
 if TYPE_CHECKING:
@@ -108,15 +107,6 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     if indexer is not None:
         _announce(engine, live, indexer)
     return engine
-
-
-def tell_snapshots(config: EngineConfig) -> None:
-    """Say on stderr, before the model is loaded, how much memory the snapshots of its recurrent state take."""
-    from rest_local.decoding.opening import snapshots_for
-
-    with suppress(RestLocalError, OSError):  # Loading will report the error.
-        if (found := snapshots_for(config, inputs.model_path(config.model))).size:
-            say(str(found))
 
 
 def _indexed(config: EngineConfig, live: Live, undo: ExitStack) -> tuple[EngineConfig, Indexer | None]:

@@ -214,7 +214,6 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @rare_option(
     "--allow-origin ORIGIN", "Let web pages of this origin call; repeatable.", to="allowed_origins", multiple=True
 )
-@rare_option("--daemon", "Go on after the terminal closes. Services do not need it.")
 @rare_option("--max-body BYTES", "Refuse larger requests.", type=click.IntRange(min=1024), default=MAX_BODY)
 @rare_option(
     "--share-statistics",
@@ -233,7 +232,6 @@ def serve(
     aliases: tuple[str, ...],
     api_key_file: Path | None,
     queue: int,
-    daemon: bool,
     **of_server: Any,
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic, Ollama and llama-server, and a page to try it at /.
@@ -246,7 +244,7 @@ def serve(
     from rest_local.router.app import Routing
     from rest_local.router.memory import default_limit
     from rest_local.router.supervisor import supervise
-    from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
+    from rest_local.server.http import listen_on_all, log_to_stderr
     from rest_local.server.settings import ServerSettings
 
     settings = ServerSettings(aliases=aliases, keys=_keys(api_key_file), **of_server)
@@ -254,8 +252,6 @@ def serve(
     named = named_models(models)
     also = aliases_of(aliases, [each.name for each in named])
     live = live.chosen()
-    if daemon:
-        ignore_hangups()
     with ExitStack() as opened:
         sockets = [opened.enter_context(each) for each in listen_on_all(settings)]
         log_to_stderr()

@@ -51,13 +51,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def age(seconds: float) -> str:
-    """Return a text such as `45 seconds`, `12 minutes`, `3 hours`, `2 days`."""
-    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-    name, size = next(((name, size) for name, size in units if seconds >= 2 * size), units[-1])
-    return f"{seconds // size:.0f} {name}"
-
-
 def fail(error: RestLocalError, more: str = "") -> str:
     """Print an error on one line of stderr and return its message. The command goes on."""
     message = in_options(str(error)) + more

@@ -10,7 +10,7 @@ There is one process and one event loop; the engine has a thread of its own. Whi
 - SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
   process at once. While the model loads, both stop it before its next forward pass.
 - SIGHUP stops as SIGTERM does, because the terminal was closed. A process that no terminal can close (a service,
-  `nohup`, after `ignore_hangups`) ignores it.
+  `nohup`) ignores it.
 """
 
 from __future__ import annotations

@@ -313,11 +313,6 @@ class HttpServer(Stoppable, uvicorn.Server):
             timer.cancel()
 
 
-def ignore_hangups() -> None:
-    """Go on when the terminal closes, as with `nohup`. Must be called in the main thread."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 def outlives_terminal() -> bool:
     """Return True if no terminal can end this process: it has none, as a service, or it ignores hangups."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
