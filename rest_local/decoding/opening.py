@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,6 @@ from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.describe import header_of, snapshots_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.catalog.stores import model_file, projector_of
-from rest_local.chat.transcripts import TurnRenderer
-from rest_local.decoding.chat import chat_template
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, TRAINED, EngineConfig
 from rest_local.decoding.decode_context import WITHOUT_DRAFTER, DecodeContext
 from rest_local.drafting.models.head_kinds import check_is_model
@@ -52,8 +50,6 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.sources.records import Transcripts
-from rest_local.retrieval.sources.source import Render, Source
 
 log = logging.getLogger("rest_local.history")
 NAME_LENGTH = 40
@@ -226,17 +222,6 @@ def open_datastores(
         else:
             stores.append(undo.enter_context(store))
     return stores
-
-
-def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:
-    """Return what renders the transcripts among the sources for this model, None if there are none. The model may be
-    opened with `vocab_only`. Raises ModelError if the model has no chat template.
-    """
-    if not any(isinstance(source, Transcripts) for source in sources):
-        return None
-    vocabulary = model.vocabulary
-    control = [vocabulary.piece(token) for token in range(vocabulary.size) if vocabulary.is_control(token)]
-    return TurnRenderer(chat_template(model), [piece.decode("utf-8", "replace") for piece in control])
 
 
 def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeContext:

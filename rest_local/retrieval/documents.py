@@ -41,9 +41,6 @@ class Text(NamedTuple):
     name: str
     text: str | None  # None if `state` says that the file is unchanged, so that it was not read
     state: FileState | None = None  # None for a text without a file
-    # A chat template writes a text in parts, which are tokenized one by one and concatenate to the text. The flag says
-    # whether spellings of special tokens in a part are special tokens.
-    parts: tuple[tuple[str, bool], ...] = ()
 
 
 class Document(NamedTuple):
@@ -144,10 +141,7 @@ def tokens_of(text: Text, tokenize: Callable[..., Int32Array]) -> Int32Array:
     """Tokenize a text that was read: int32 [n]. Lone surrogates, which JSON or file names may contain, become U+FFFD,
     because UTF-8 cannot encode them.
     """
-    if not text.parts:
-        return tokenize(encodable(text.text or ""))
-    parts = [(encodable(part), special) for part, special in text.parts]
-    return np.concatenate([tokenize(part, special=True) if special else tokenize(part) for part, special in parts])
+    return tokenize(encodable(text.text or ""))
 
 
 def encodable(text: str) -> str:

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 from index_calls import answer, call, replace_models
 from support.repository import Repository
-from support.toy import demo_model
 
-from rest_local.chat.conversation import ChatTemplate
 from rest_local.cli.index.build import described_sources, row_source, split_revision
-from rest_local.decoding import opening
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
-from rest_local.llama.model import Model
 from rest_local.retrieval import Datastore, datastore_path
 from rest_local.retrieval.sources import Jsonl, Parquet
 
@@ -112,31 +108,8 @@ def test_names_with_colons_and_at_signs(home: Path) -> None:
     assert names() == ["a.jsonl:x"]
 
 
-def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are those of the prompt that the chat template gives, then of the answer, in a real vocabulary.
-
-    A special token that a user spells out is none.
-    """
-    monkeypatch.undo()
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(home / "home"))
-    monkeypatch.chdir(home)
-    path = demo_model()
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    monkeypatch.setattr(opening, "chat_template", lambda model: ChatTemplate(template))
-    question = [{"role": "user", "content": "What is <b>?"}]
-    for number, said in enumerate(("It is bold.", "It is <|im_end|> there.")):
-        row = {"messages": [*question, {"role": "assistant", "content": said}]}
-        (home / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
-        build("--chat", f"{number}.jsonl", "-m", str(path), "-o", str(number))
-        with Model.open(path, vocab_only=True) as model, Datastore.open(datastore_path(str(number))) as store:
-            tokenize, (segment,) = model.vocabulary.tokenize, store.segments
-            prompt = "<|im_start|>user\nWhat is <b>?<|im_end|>\n<|im_start|>assistant\n"
-            expected = tokenize(prompt + said + "<|im_end|>", special=True).tolist()
-            stored = segment.slice(0, len(segment)).tolist()[:-1]
-            end = model.vocabulary.special_token("<|im_end|>")
-            assert (stored == expected) == (number == 0)
-            assert (stored.count(end), stored[-1]) == (2, end)
-            assert store.rows(tokenize(prompt, special=True), depth=4).match[0] >= 10
+def test_a_chat_gives_what_the_assistant_wrote(home: Path) -> None:
+    messages = [{"role": "user", "content": "What is <b>?"}, {"role": "assistant", "content": "It is bold."}]
+    (home / "a.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    build("--chat", "a.jsonl", "-o", "chats")
+    assert names("chats") == ["a.jsonl:1#1"]

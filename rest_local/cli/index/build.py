@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.building.indexing import Built
     from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.sources.source import Render, Source
+    from rest_local.retrieval.sources.source import Source
 
 _source = partial(option, configurable=False)
 _sources = partial(_source, multiple=True, shell_complete=completion.paths)
@@ -238,7 +238,7 @@ def _build(
 
     recipe = {**fields, "model": str(model.absolute())}
     with group.open_vocabulary(model) as vocabulary:
-        replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
+        replace = replace or _may_replace(name, vocabulary)
         began = time.perf_counter()
         cluster = None if ray is None else Cluster(ray, warn=terminal.warn)
         with without_messages_of_ray() if cluster else nullcontext(), terminal.build_bar(as_json) as progress:
@@ -249,25 +249,11 @@ def _build(
                 recipe=recipe,
                 progress=progress,
                 replace=replace,
-                render=render,
                 memory=memory,
                 jobs=jobs or os.cpu_count() or 1,
                 cluster=cluster,
             )
     _report(built, time.perf_counter() - began, as_json)
-
-
-def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
-    """Return what renders chat transcripts among the sources, or None if there are none."""
-    from rest_local.retrieval.sources.records import Transcripts
-
-    if not any(isinstance(source, Transcripts) for source in sources):
-        return None
-    from rest_local.decoding.opening import turn_renderer
-    from rest_local.llama.model import Model
-
-    with Model.open(path, vocab_only=True) as model:
-        return turn_renderer(model, sources)
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:

@@ -14,7 +14,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
-from rest_local.cli.index.build import chosen_sources, renderer, source_options
+from rest_local.cli.index.build import chosen_sources, source_options
 from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
 from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, warn
@@ -23,11 +23,9 @@ from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, pr
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.building.build import Progress
-    from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.sources.source import Render, Source
     from rest_local.retrieval.update.updating import Updated
 
-Change = Callable[["Vocabulary", "Progress", "Render | None"], "Updated"]
+Change = Callable[["Vocabulary", "Progress"], "Updated"]
 
 
 @index.command()
@@ -45,10 +43,10 @@ def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **g
 
     sources, path = chosen_sources(**given).sources, path_of(name)
 
-    def change(known: Vocabulary, progress: Progress, render: Render | None) -> Updated:
-        return add_sources(path, sources, vocabulary=known, merging=True, render=render, progress=progress)
+    def change(known: Vocabulary, progress: Progress) -> Updated:
+        return add_sources(path, sources, vocabulary=known, merging=True, progress=progress)
 
-    _change_each(name, vocabulary, model, change, lambda manifest: sources, as_json)
+    _change_each(name, vocabulary, model, change, as_json)
 
 
 @index.command()
@@ -67,15 +65,14 @@ def update(name: str, vocabulary: str | None, model: str | None, missing: bool, 
     A file whose size and time did not change is not read, and a file whose content did not change is not tokenized.
     Each index is updated with the model it was built with, or the one for the vocabulary of --model.
     """
-    from rest_local.retrieval.sources.recipes import from_recipe
     from rest_local.retrieval.update.updating import update
 
     path = path_of(name)
 
-    def change(known: Vocabulary, progress: Progress, render: Render | None) -> Updated:
-        return update(path, vocabulary=known, missing=missing, merging=True, render=render, progress=progress)
+    def change(known: Vocabulary, progress: Progress) -> Updated:
+        return update(path, vocabulary=known, missing=missing, merging=True, progress=progress)
 
-    _change_each(name, vocabulary, model, change, lambda manifest: from_recipe(manifest.recipe), as_json)
+    _change_each(name, vocabulary, model, change, as_json)
 
 
 def _change_each(
@@ -83,7 +80,6 @@ def _change_each(
     vocabulary: str | None,
     model: str | None,
     change: Change,
-    sources: Callable[[Manifest], Sequence[Source]],
     as_json: bool,
 ) -> None:
     """Change the chosen indexes of a datastore, and report each in a line."""
@@ -93,10 +89,10 @@ def _change_each(
     stale: list[dict[str, str]] = []
     for directory in indexes_of(name, vocabulary):
         manifest, began = read_manifest(directory), time.perf_counter()
-        about, chosen = manifest.vocabulary.name, sources(manifest)
+        about = manifest.vocabulary.name
         try:
-            with group.vocabulary_of(manifest, model) as (path, known), terminal.build_bar(as_json) as progress:
-                updated = change(known, progress, renderer(path, chosen))
+            with group.vocabulary_of(manifest, model) as known, terminal.build_bar(as_json) as progress:
+                updated = change(known, progress)
         except group.Stale as error:
             remove = f"`rest-local index remove {name} --vocabulary {manifest.vocabulary.hash[:12]}`"
             way_on = "" if model else f"; give --model with a model of this vocabulary, or remove it with {remove}"

@@ -101,13 +101,12 @@ class Stale(DatastoreError):
 
 
 @contextmanager
-def vocabulary_of(manifest: Manifest, model: str | None = None) -> Iterator[tuple[Path, Vocabulary]]:
-    """Yield the file of `model`, or the index's own model, and its vocabulary. Raises Stale if it does not fit."""
+def vocabulary_of(manifest: Manifest, model: str | None = None) -> Iterator[Vocabulary]:
+    """Yield the vocabulary of `model`, or of the index's own model. Raises Stale if it does not fit."""
     recorded = str(manifest.recipe.get("model", ""))
     if model is None and not os.path.isfile(recorded):
         raise Stale(f"the model it was built with is gone ({recorded or 'none is recorded'})")
-    path = model_path(model or recorded)
-    with open_vocabulary(path) as vocabulary:
+    with open_vocabulary(model_path(model or recorded)) as vocabulary:
         if vocabulary.hash != manifest.vocabulary.hash:
             raise Stale("its vocabulary is not that of --model" if model else f"{recorded} has another vocabulary now")
-        yield path, vocabulary
+        yield vocabulary

@@ -36,7 +36,7 @@ from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST, Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path, newest_manifest
 from rest_local.retrieval.sources.recipes import from_recipe
-from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
+from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Walk
 from rest_local.retrieval.staging import Staged, delete, writing
 
@@ -152,7 +152,6 @@ def build_from_sources(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
-    render: Render | None = None,
     memory: int | None = None,
     jobs: int = 1,
     cluster: Cluster | None = None,
@@ -161,7 +160,6 @@ def build_from_sources(
     """Build a datastore as `build_datastore` does, from sources of any kind, in their order.
 
     Args:
-        render: turns transcripts of chats into text (`sources.source.Render`)
         jobs: counts for a single walk only; `memory` bounds the segments of other sources, too
 
     Raises:
@@ -193,7 +191,7 @@ def build_from_sources(
     if cluster:
         raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
     skipped = Skipped()
-    reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
+    reading = Reading(skipped, looked_at=lambda size: report("read", size))
     texts = chain.from_iterable([source.texts(reading) for source in sources])
     try:
         return build_from_texts(
@@ -238,7 +236,6 @@ def rebuild_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
-    render: Render | None = None,
 ) -> Built:
     """Build a datastore for a vocabulary from the sources that its newest index was built from.
 
@@ -247,7 +244,6 @@ def rebuild_datastore(
         recipe: fields to record in addition to the sources
         progress: called with the bytes or tokens of each stage
         replace: False refuses to replace an index
-        render: turns transcripts of chats into text (`sources.source.Render`)
 
     Raises:
         DatastoreNotFound: there is no datastore of this name
@@ -255,9 +251,7 @@ def rebuild_datastore(
         OptionError: this version does not know a source
     """
     sources = recorded_sources(datastore_path(name))
-    return build_from_sources(
-        name, sources, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace, render=render
-    )
+    return build_from_sources(name, sources, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
 
 
 def recorded_sources(path: Path) -> list[Source]:

@@ -3,7 +3,7 @@
 from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe, source_of
 from rest_local.retrieval.sources.records import Jsonl, Parquet, Stdin, Transcripts
-from rest_local.retrieval.sources.source import Reading, Render, Source
+from rest_local.retrieval.sources.source import Reading, Source
 from rest_local.retrieval.sources.walk import Python, Walk
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Parquet",
     "Python",
     "Reading",
-    "Render",
     "Source",
     "Stdin",
     "Transcripts",

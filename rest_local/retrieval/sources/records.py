@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, ClassVar, NamedTuple
 
-from rest_local.errors import InputInvalid, OptionError, RestLocalError, printable
+from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import Text
 from rest_local.retrieval.sources.listing import certain
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
@@ -223,35 +223,30 @@ def _pyarrow() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Transcripts(_Files):
-    """One document for each turn of an assistant, named `FILE:LINE#TURN`, both from 1. A row of JSON Lines, or an
-    element of a JSON list, is a list of messages or an object with `messages`, and perhaps `system`. So are sessions of
-    `rest-local chat` and rows for fine-tuning.
+    """One document for each text of an assistant, named `FILE:LINE#TURN`, both from 1. A row of JSON Lines, or an
+    element of a JSON list, is a list of messages or an object with `messages`. So are sessions of `rest-local chat` and
+    rows for fine-tuning.
     """
 
     kind: ClassVar[str] = "chat"
     allow_secrets: bool = False
 
-    def texts(self, reading: Reading) -> Iterator[Text]:
-        if reading.render is None:
-            raise OptionError(f"chat transcript {self.path}: needs a model with a chat template; give `model`")
-        return _Files.texts(self, reading)
-
     def about(self) -> str:
         return f"chats in {self.path}"
 
     def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
-        assert reading.render is not None
         for row in _conversations(file, reading):
-            try:
-                turns = reading.render(row.value)
-            except RestLocalError:
-                reading.skipped.add("refused by the chat template", row.name)
-                continue
-            for number, parts in enumerate(turns, 1):
-                text = "".join(part for part, _ in parts)
-                name = f"{row.name}#{number}"
-                # No mark: the text depends on the template too, so only the text says whether it changed.
-                yield from reading.text(name, text, 0, allow_secrets=self.allow_secrets, parts=parts)
+            said = (message for message in row.value if message["role"] in ("assistant", "model"))
+            for number, message in enumerate(said, 1):
+                text = _content(message.get("content"))
+                yield from reading.text(f"{row.name}#{number}", text, 0, allow_secrets=self.allow_secrets)
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message, which is text or a list of parts."""
+    if isinstance(content, list):
+        content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+    return content if isinstance(content, str) else ""
 
 
 def _conversations(file: str, reading: Reading) -> Iterator[Row]:
@@ -279,13 +274,12 @@ def _conversation(name: str, value: Any, skipped: Skipped) -> Iterator[Row]:
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:
     """Return the messages of a conversation, none if it is not one."""
-    system = value.get("system") if isinstance(value, dict) else None
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
     ):
         return []
-    return [{"role": "system", "content": system}, *messages] if isinstance(system, str) and system else messages
+    return messages
 
 
 def _is_lines(file: str) -> bool:

@@ -7,10 +7,10 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from rest_local.errors import OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
@@ -105,12 +105,6 @@ def secret_content(data: bytes) -> bool:
 # Returns True if the text of this name, size in bytes and time of change (ns, never 0) is known, so it is not read.
 Unchanged = Callable[[str, int, int], bool]
 
-Parts: TypeAlias = "tuple[tuple[str, bool], ...]"  # `documents.Text.parts`
-
-# Renders the messages of a conversation with a model's chat template: the text that the model wrote in each turn, after
-# the end of its prompt. Raises RestLocalError for messages that the template refuses.
-Render: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], Sequence[Parts]]"
-
 AnySource = TypeVar("AnySource", bound="Source")
 
 
@@ -122,11 +116,8 @@ class Reading:
     unchanged: Unchanged | None = None
     only: Collection[str] | None = None
     looked_at: Callable[[int], None] = lambda size: None
-    render: Render | None = None
 
-    def text(
-        self, name: str, text: str, mark: int, *, allow_secrets: bool = False, parts: Parts = ()
-    ) -> Iterator[Text]:
+    def text(self, name: str, text: str, mark: int, *, allow_secrets: bool = False) -> Iterator[Text]:
         """Yield the text of a row of a file, or nothing if it is skipped. `mark` is the file's time of change, or
         another number that is the same only while the text is the same, or 0.
         """
@@ -140,7 +131,7 @@ class Reading:
         if reason:
             self.skipped.add(reason, name)
         else:
-            yield Text(name, text, FileState(name, len(data), mark, hashlib.sha256(data).digest()), parts)
+            yield Text(name, text, FileState(name, len(data), mark, hashlib.sha256(data).digest()))
 
 
 @dataclass(frozen=True, slots=True)

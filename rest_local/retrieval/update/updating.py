@@ -41,7 +41,7 @@ from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe
-from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
+from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import Python, Walk, resolved
 from rest_local.retrieval.staging import Staged, clear, staging
 from rest_local.retrieval.update.merging import Entries, live_states, merge, segments_without, unstated
@@ -90,7 +90,6 @@ def update(
     only: Collection[str] | None = None,
     missing: bool = False,
     merging: bool = False,
-    render: Render | None = None,
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Updated:
@@ -98,15 +97,14 @@ def update(
     changes.
 
     `only` has absolute paths of files or deleted folders to look at alone; sources that do not walk are left out then.
-    `render` is for transcripts of chats (`sources.source.Render`). `missing` says that the files of a recorded path
-    that is gone or empty are deleted; otherwise that is refused, because a drive may not be mounted. `merging` then
-    merges the segments that are due, which may take seconds.
+    `missing` says that the files of a recorded path that is gone or empty are deleted; otherwise that is refused,
+    because a drive may not be mounted. `merging` then merges the segments that are due, which may take seconds.
 
     Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked,
     DatastoreUnwritable, DatastoreError for text of another origin, InputInvalid for a missing path, CorpusEmpty if no
     file would be left. After an error the old commit is intact. O(states) and what the walk and the new text cost.
     """
-    job = _Job(path, vocabulary, progress or no_progress, files or Files(), render)
+    job = _Job(path, vocabulary, progress or no_progress, files or Files())
     return _again(job, merging, lambda base: _update(job, base, only, missing))
 
 
@@ -116,12 +114,11 @@ def add_sources(
     *,
     vocabulary: DocumentTokenizer,
     merging: bool = False,
-    render: Render | None = None,
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Updated:
     """Add sources to the index for a vocabulary, read only these, and record them. Otherwise as `update`."""
-    job = _Job(path, vocabulary, progress or no_progress, files or Files(), render)
+    job = _Job(path, vocabulary, progress or no_progress, files or Files())
     prepared = [source.prepared() for source in sources]
     return _again(job, merging, lambda base: _add_sources(job, base, prepared))
 
@@ -176,7 +173,6 @@ class _Job:
     vocabulary: DocumentTokenizer
     progress: Progress
     files: Files
-    render: Render | None
 
     def open(self) -> Datastore:
         """Open the index, mapped, because only parts of it are read."""
@@ -346,7 +342,7 @@ class Rereading:
     def texts(self, sources: Sequence[Source], job: _Job, only: Collection[str] | None = None) -> Iterator[Text]:
         """Yield the texts of sources. Raises as `Source.texts`."""
         report = job.progress
-        reading = Reading(self.skipped, self.is_unchanged, only, lambda size: report("read", size), job.render)
+        reading = Reading(self.skipped, self.is_unchanged, only, lambda size: report("read", size))
         return chain.from_iterable([source.texts(reading) for source in sources])
 
     def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
