@@ -55,9 +55,6 @@ class Capabilities:
     parallel_calls: bool  # several calls in one message
     object_arguments: bool  # arguments as an object, not as text
     null_calls: bool  # a message with calls needs None as its content: empty text is rendered differently
-    string_content: bool  # plain text as content
-    typed_content: bool  # a list of parts as content
-    reasoning: bool  # the reasoning of the last answer, if that called a tool
     part_roles: frozenset[str]  # roles whose text is lost unless it is in a list of parts (SmolVLM)
     empty_answer: str  # the least text of an answer: some templates refuse an empty one (Ministral 3)
     alternates: bool  # user and assistant must alternate
@@ -68,12 +65,9 @@ class Capabilities:
         return {
             "supports_object_arguments": self.object_arguments,
             "supports_parallel_tool_calls": self.parallel_calls,
-            "supports_preserve_reasoning": self.reasoning,
-            "supports_string_content": self.string_content,
             "supports_system_role": self.system,
             "supports_tool_calls": self.tool_calls,
             "supports_tools": self.tools,
-            "supports_typed_content": self.typed_content,
         }
 
 
@@ -101,7 +95,6 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
         return prompt is not None and all(word in prompt for word in words) and not (never and never in prompt)
 
     part_roles: set[str] = set()
-    string_content = shows([_USER], "probe_user")
     for role, word, messages in (
         ("user", "probe_user", [_USER]),
         ("assistant", "probe_answer", [_USER, _SAID]),
@@ -136,14 +129,6 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
         and with_null is not None
         and "probe_tool" in with_null
         and "None" not in with_null,
-        string_content=string_content,
-        typed_content=shows(
-            [{"role": "user", "content": [{"type": "text", "text": "probe_part"}]}], "probe_part", never="type"
-        ),
-        reasoning=shows(
-            [_USER, {**call, "reasoning_content": "probe_thought", "thinking": "probe_thought"}, _result()],
-            "probe_thought",
-        ),
         part_roles=frozenset(part_roles),
         empty_answer=next(
             (said for said in ("", " ", "...") if text([_USER, {**_SAID, "content": said}, _USER]) is not None), ""
@@ -198,13 +183,8 @@ def fixed_beginning(
     if first is None:
         return prompt
     other = render([*messages[:first], {**messages[first], "content": _PLACEHOLDER}, *messages[first + 1 :]])
-    return common_beginning(prompt, other)
-
-
-def common_beginning(one: str, other: str) -> str:
-    """Return the text that both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((i for i, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))]
+    pairs = enumerate(zip(prompt, other, strict=False))
+    return prompt[: next((i for i, (mine, theirs) in pairs if mine != theirs), min(len(prompt), len(other)))]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import math
 import re
-import tokenize
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -286,16 +284,8 @@ _PYTHON, _PYTHON_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Return names and arguments of a list of calls. Raises Malformed for anything else.
-
-    The names of tools in `known` are accepted even if they are not Python names (`list-files`).
-    """
-    if "#" in text and _has_comment(text):
-        raise Malformed
-    aliases = {f"tool_{i}_alias": name for i, name in enumerate(known) if not name.isidentifier()}
-    for alias, name in aliases.items():
-        text = re.sub(rf"(?<![\w.-]){re.escape(name)}\(", f"{alias}(", text)
+def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return names and arguments of a list of calls. Raises Malformed for anything else."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
@@ -304,37 +294,19 @@ def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[s
         raise Malformed from None
     if not calls:
         raise Malformed
-    return [(aliases.get(name, name), _restored(arguments, aliases)) for name, arguments in calls]
-
-
-def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
-    """Return the value with aliases in its strings replaced by the original names."""
-    if isinstance(value, str):
-        for alias, name in aliases.items():
-            value = value.replace(f"{alias}(", f"{name}(")
-        return value
-    if isinstance(value, list):
-        return [_restored(inner, aliases) for inner in value]
-    if isinstance(value, dict):
-        return {_restored(key, aliases): _restored(inner, aliases) for key, inner in value.items()}
-    return value
-
-
-def _has_comment(text: str) -> bool:
-    """Return True if there is a comment, which Python's parser would drop."""
-    try:
-        return any(it.type == tokenize.COMMENT for it in tokenize.generate_tokens(io.StringIO(text.strip()).readline))
-    except (tokenize.TokenError, SyntaxError):
-        return True
+    return calls
 
 
 def _python_call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+    before = ""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):  # `list-files()`: Python reads a difference
+        before, node = ast.unparse(node.left).replace(" - ", "-") + "-", node.right
     if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, (ast.Name, ast.Attribute)):
         raise Malformed
     arguments = {keyword.arg: _python_value(keyword.value) for keyword in node.keywords if keyword.arg}
     if len(arguments) != len(node.keywords):
         raise Malformed
-    return ast.unparse(node.func), arguments
+    return before + ast.unparse(node.func), arguments
 
 
 def _python_value(node: ast.expr) -> Any:
@@ -366,7 +338,7 @@ def _pythonic(source: Source) -> Wait[None]:
     text: list[str] = []
     if not (yield from source.until((_PYTHON_END,), text.append)):
         raise Malformed
-    for name, arguments in python_calls("".join(text), source.tools):
+    for name, arguments in python_calls("".join(text)):
         source.start(name)
         source.arguments(json.dumps(arguments, ensure_ascii=False))
 
