@@ -1,5 +1,5 @@
-"""Batches of one machine that are killed at random moments, and then go on to their end; batches and builds of an index
-on a Ray cluster of two nodes, of which a node, the driver or a process is killed.
+"""Batches of one machine that are killed at random moments, and then go on to their end; builds of an index on a Ray
+cluster of two nodes, of which a node, the driver or a process is killed.
 
 Not collected by `make test`, whose tests kill a few times.
 """
@@ -17,13 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support import ray_build
-from support.batches import COMMAND, OPTIONS, answers_of, kill_and_go_on, write_requests
+from support.batches import kill_and_go_on
 from support.ray_nodes import RayNodes, needs_ray
 
 BATCH_KILLS = 50
-KILLS = 20
 BUILD_KILLS = int(os.environ.get("REST_LOCAL_BUILD_KILLS", "60"))
-REQUESTS = 100
 SECONDS = 600.0
 
 
@@ -32,55 +30,6 @@ def test_batches_killed_at_random(tmp_path: Path) -> None:
     advanced = kill_and_go_on(tmp_path, kills=BATCH_KILLS, requests=2000, random=random.Random(1))
     print(f"killed {BATCH_KILLS} times, {advanced} times with new answers in the output")
     assert advanced > 0
-
-
-@needs_ray
-def test_nodes_and_drivers_killed_at_random(tmp_path: Path) -> None:
-    """Complete and without duplicates, whatever was killed."""
-    source, output = write_requests(tmp_path / "in.jsonl", REQUESTS), tmp_path / "out.jsonl"
-    moments, killed = random.Random(1), {"node": 0, "driver": 0}
-    with RayNodes() as nodes:
-        command = [*COMMAND, str(source), "-o", str(output), *OPTIONS, "--ray", nodes.address]
-        while sum(killed.values()) < KILLS:
-            process = subprocess.Popen(command, stderr=subprocess.PIPE, env=nodes.environment, text=True)
-            _wait(process, output, moments)
-            if process.poll() is None:
-                kind = moments.choice(("node", "node", "driver"))
-                killed[kind] += 1
-                print(f"kills a {kind} at {_lines(output)} of {REQUESTS} answers", flush=True)
-                if kind == "driver":
-                    process.kill()
-                    process.communicate()
-                    continue
-                nodes.kill_worker_now()
-                _ends_complete(process, output)
-                nodes.add_worker()
-            else:
-                _ends_complete(process, output)
-        done = subprocess.Popen(command, stderr=subprocess.PIPE, env=nodes.environment, text=True)
-        _ends_complete(done, output)
-    print(f"killed {killed['node']} nodes and {killed['driver']} drivers")
-
-
-def _wait(process: subprocess.Popen[str], output: Path, moments: random.Random) -> None:
-    """Wait until some lines more are there, or the process has ended, and then a few milliseconds."""
-    wanted = _lines(output) + moments.choice((0, 1, moments.randrange(REQUESTS // 2)))
-    while process.poll() is None and _lines(output) < wanted:
-        time.sleep(0.002)
-    time.sleep(moments.uniform(0.0, 2.0 if wanted == 0 else 0.2))
-
-
-def _ends_complete(process: subprocess.Popen[str], output: Path) -> None:
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, errors
-    found = answers_of(output)
-    assert sorted(found) == sorted(f"r{number}" for number in range(REQUESTS))
-    assert all(line["response"]["status_code"] == 200 for line in found.values())
-    output.unlink()
-
-
-def _lines(output: Path) -> int:
-    return output.read_bytes().count(b"\n") if output.exists() else 0
 
 
 @needs_ray
