@@ -82,14 +82,10 @@ def test_forget_asks_at_a_terminal(corpus: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(terminal, "can_ask", lambda: True)
     monkeypatch.setattr(terminal, "ask", lambda question, default: bool(asked.append(question)))
     assert call("forget", "mine", "b.py").exit_code == 1
-    assert call("forget", "mine", "b.py", "--once").exit_code == 1
     assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
-    assert asked == [
-        f"Delete {corpus / 'b.py'} from datastore mine? Later updates leave it out as well.",
-        f"Delete {corpus / 'b.py'} from datastore mine?",
-    ]
+    assert asked == [f"Delete {corpus / 'b.py'} from datastore mine? Later updates leave it out as well."]
     assert call("forget", "mine", "b.py", "--yes").exit_code == 0
-    assert (len(asked), names_in("mine")) == (2, [["a.py", "c.py"]] * 2)
+    assert (len(asked), names_in("mine")) == (1, [["a.py", "c.py"]] * 2)
 
 
 def test_forget_everything_asks_or_needs_yes(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,15 @@ from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import file_name, owns
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.staging import stagings
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add, add_sources
+from rest_local.retrieval.update.updating import add
 
 SMALL = 30
 MUCH = "much\n" * 20
-HOW = ["update", "add", "add sources", "forget", "merge", "rebuild"]
+HOW = ["update", "add", "forget", "merge", "rebuild"]
 
 
 def prepared(directory: Path) -> Folder:
@@ -38,9 +37,6 @@ def prepared(directory: Path) -> Folder:
     folder.write("a.py", "changed")
     folder.write("much.py", MUCH)
     folder.delete("t.py")
-    other = directory / "other"
-    other.mkdir()
-    (other / "more.py").write_text("other")
     return folder
 
 
@@ -51,9 +47,6 @@ def change(folder: Folder, how: str, files: Files) -> None:
         folder.update(files=files, merging=True)
     elif how == "add":
         add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=IDENTITY, files=files)
-    elif how == "add sources":
-        source = Walk((str(folder.source.parent / "other"),))
-        add_sources(folder.path, [source], vocabulary=known, files=files)
     elif how == "forget":
         forget(folder.path, {str(folder.source / "s.py")}, files=files)
     elif how == "merge":

@@ -8,11 +8,12 @@ from edited import IDENTITY, Bytes, Folder, texts_in
 
 from rest_local.errors import InputInvalid
 from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.update import updating
-from rest_local.retrieval.update.updating import Updated, add_sources
+from rest_local.retrieval.update.updating import Updated
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_recorded_path_that_vanished_deletes_nothing_unless_told(folder: Folde
     other = tmp_path / "other"
     other.mkdir()
     (other / "o.py").write_text("o")
-    add_sources(folder.path, [Walk((str(other),))], vocabulary=Bytes())
+    build_datastore(folder.path, [folder.source, other], vocabulary=Bytes())
     held = texts_in(folder.path)
     assert held[str(other / "o.py")] == "o"
     shutil.rmtree(other)
@@ -129,19 +130,6 @@ def test_a_datastore_without_states_gets_them(tmp_path: Path) -> None:
     assert counts(folder.update()) == (0, 1, 1, 0)
     assert texts_in(folder.path) == folder.texts()
     assert counts(folder.update()) == (0, 0, 0, 1)
-
-
-def test_more_paths_are_added_in_one_commit_and_only_these_are_walked(folder: Folder, tmp_path: Path) -> None:
-    folder.write("a.py", "not looked at")
-    more = tmp_path / "more"
-    more.mkdir()
-    (more / "m.py").write_text("more")
-    vocabulary = Bytes()
-    updated = add_sources(folder.path, [Walk((str(more),))], vocabulary=vocabulary)
-    assert (updated.added, vocabulary.tokenized) == (1, ["more"])
-    assert updated.manifest.recipe["sources"][0]["paths"] == [str(folder.source), str(more)]
-    assert counts(folder.update()) == (0, 1, 0, 3)
-    assert texts_in(folder.path) == {**folder.texts(), str(more / "m.py"): "more"}
 
 
 def test_many_tokens_are_written_without_the_lock(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

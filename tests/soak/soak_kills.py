@@ -38,11 +38,11 @@ from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.sources import Walk, from_recipe
+from rest_local.retrieval.sources import from_recipe
 from rest_local.retrieval.update import watching
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add, add_sources, roots_of, update
+from rest_local.retrieval.update.updating import add, roots_of, update
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "10000"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", "1"))
@@ -119,10 +119,10 @@ class Chain:
     # The changes
 
     def build(self) -> Change:
-        root = str(self.folder.source)
-        new = State(frozenset(files_below(frozenset([root])).items()), frozenset([root]))
+        roots = [str(self.folder.source), str(self.other)]
+        new = State(frozenset(files_below(frozenset(roots)).items()), frozenset(roots))
         return Change(
-            "build", lambda path, files: build_datastore(path, [root], vocabulary=KNOWN, files=files), lambda _: new
+            "build", lambda path, files: build_datastore(path, roots, vocabulary=KNOWN, files=files), lambda _: new
         )
 
     def update(self) -> Change:
@@ -141,17 +141,6 @@ class Chain:
             "add",
             lambda path, files: add(path, documents, vocabulary=IDENTITY, files=files),
             lambda state: with_texts(state, {name: text}),
-        )
-
-    def add_sources(self) -> Change:
-        root = str(self.other)
-
-        def model(state: State) -> State:
-            return with_texts(state, files_below(frozenset([root])))._replace(roots=state.roots | {root})
-
-        source = Walk((root,))
-        return Change(
-            "add sources", lambda path, files: add_sources(path, [source], vocabulary=KNOWN, files=files), model
         )
 
     def forget(self) -> Change:
@@ -184,7 +173,7 @@ class Chain:
 
     def any(self) -> Change:
         """Return any change."""
-        often = [self.update, self.add, self.add_sources, self.forget, self.merge, self.watch]
+        often = [self.update, self.add, self.forget, self.merge, self.watch]
         return self.draw.choice([*often, *often, self.build])()
 
     # Doing them

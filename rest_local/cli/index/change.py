@@ -1,12 +1,12 @@
-"""`index add`, `update`, `forget` and `remove`."""
+"""`index update`, `forget` and `remove`."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,39 +14,10 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
-from rest_local.cli.index.build import chosen_sources, source_options
 from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
 from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
-
-if TYPE_CHECKING:
-    from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.building.build import Progress
-    from rest_local.retrieval.update.updating import Updated
-
-Change = Callable[["Vocabulary", "Progress"], "Updated"]
-
-
-@index.command()
-@click.argument("name", shell_complete=completion.datastores)
-@source_options
-@vocabulary_option
-@model_option
-@json_option
-def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **given: Any) -> None:
-    """Add the files below PATH... and other text to a datastore. Only these are read.
-
-    Every later update reads them again too, with the filters that are given here.
-    """
-    from rest_local.retrieval.update.updating import add_sources
-
-    sources, path = chosen_sources(**given).sources, path_of(name)
-
-    def change(known: Vocabulary, progress: Progress) -> Updated:
-        return add_sources(path, sources, vocabulary=known, merging=True, progress=progress)
-
-    _change_each(name, vocabulary, model, change, as_json)
 
 
 @index.command()
@@ -65,25 +36,8 @@ def update(name: str, vocabulary: str | None, model: str | None, missing: bool, 
     A file whose size and time did not change is not read, and a file whose content did not change is not tokenized.
     Each index is updated with the model it was built with, or the one for the vocabulary of --model.
     """
-    from rest_local.retrieval.update.updating import update
-
-    path = path_of(name)
-
-    def change(known: Vocabulary, progress: Progress) -> Updated:
-        return update(path, vocabulary=known, missing=missing, merging=True, progress=progress)
-
-    _change_each(name, vocabulary, model, change, as_json)
-
-
-def _change_each(
-    name: str,
-    vocabulary: str | None,
-    model: str | None,
-    change: Change,
-    as_json: bool,
-) -> None:
-    """Change the chosen indexes of a datastore, and report each in a line."""
     from rest_local.retrieval.home import read_manifest
+    from rest_local.retrieval.update.updating import update
 
     rows: list[dict[str, Any]] = []
     stale: list[dict[str, str]] = []
@@ -92,7 +46,7 @@ def _change_each(
         about = manifest.vocabulary.name
         try:
             with group.vocabulary_of(manifest, model) as known, terminal.build_bar(as_json) as progress:
-                updated = change(known, progress)
+                updated = update(path_of(name), vocabulary=known, missing=missing, merging=True, progress=progress)
         except group.Stale as error:
             remove = f"`rest-local index remove {name} --vocabulary {manifest.vocabulary.hash[:12]}`"
             way_on = "" if model else f"; give --model with a model of this vocabulary, or remove it with {remove}"
@@ -123,14 +77,13 @@ _SHOWN = 10
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|GLOB...", shell_complete=completion.paths)
-@option("--once", "Do not record it, so the next update takes a file that is still there.", configurable=False)
 @option("-y --yes", "Do not ask, even if nothing would be left.", configurable=False)
 @json_option
-def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bool) -> None:
+def forget(name: str, files: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete files from a datastore. Afterwards no file of the datastore holds their text.
 
     FILE is a path, or the name of a document. GLOB is as in .gitignore, compared with the path below each recorded
-    path. It is recorded that they are left out, so later updates leave them out too, unless you give --once. All
+    path. It is recorded that they are left out, so later updates leave them out too. All
     indexes of the datastore forget them, and the leftovers of killed commands there are deleted. A terminal asks first.
 
     Some text is not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file
@@ -147,7 +100,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     path = path_of(name)
     if not home.indexes(path) and home.holds_files(path):
         staging.remove(path)
-        return _say(name, [], once, as_json, removed=True)
+        return _say(name, [], as_json, removed=True)
     staging.clear(path, everything=True)  # Even without such a datastore, an import of it may have been killed.
     held = {directory: names_of(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
@@ -158,17 +111,17 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
         what = f"datastore {name}: nothing would be left of it, or of what it has for a vocabulary"
         terminal.confirm(f"{what}. Delete it?", f"{what}; give --yes to delete it without a question")
     elif not yes and terminal.can_ask() and (found := sorted(set().union(*(names for names, *_ in meant.values())))):
-        after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
-        terminal.confirm(f"Delete {_listed(found)} from datastore {name}?{after}")
+        them = "it" if len(found) == 1 else "them"
+        terminal.confirm(f"Delete {_listed(found)} from datastore {name}? Later updates leave {them} out as well.")
     if len(emptied) == len(held):
         staging.remove(path)
-        return _say(name, sorted(every), once, as_json, removed=True)
+        return _say(name, sorted(every), as_json, removed=True)
     forgotten: set[str] = set()
     copies: set[str] = set()
     for directory, (names, exact, globs) in meant.items():
 
         def left_out(recipe: Mapping[str, Any], _: object, exact: list[str] = exact, globs: list[str] = globs) -> Any:
-            return recipe if once else excluding(recipe, exact, globs)
+            return excluding(recipe, exact, globs)
 
         known = recipes[directory].vocabulary.hash
         done = forget_where(path, names.__contains__, recipe=left_out, whole=True, vocabulary_hash=known)
@@ -178,9 +131,9 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
         raise OptionError(f"datastore {name}: it holds no file that {' '.join(files)!r} names")
 
     def returns(file: str) -> bool:
-        return os.path.exists(file) if once else not all(excludable(one.recipe, file) for one in recipes.values())
+        return not all(excludable(one.recipe, file) for one in recipes.values())
 
-    return _say(name, sorted(forgotten), once, as_json, sorted(copies), sorted(filter(returns, forgotten)))
+    return _say(name, sorted(forgotten), as_json, sorted(copies), sorted(filter(returns, forgotten)))
 
 
 def _meant(
@@ -212,7 +165,6 @@ def _meant(
 def _say(
     name: str,
     forgotten: list[str],
-    once: bool,
     as_json: bool,
     copies: Sequence[str] = (),
     returning: Sequence[str] = (),
@@ -231,7 +183,7 @@ def _say(
         click.echo(printable(f"other files have the same content and stay: {_listed(copies)}"))
     if returning:
         click.echo(printable(f"the next update brings back {_listed(returning)}"))
-    elif not once and not removed:
+    elif not removed:
         click.echo("recorded: no update brings this back; `index info` shows what is left out")
     if keeps_answers_or_prompts():
         click.echo("earlier answers and prompts may quote it; `rest-local history forget --all --prompts` deletes them")

@@ -108,21 +108,6 @@ def update(
     return _again(job, merging, lambda base: _update(job, base, only, missing))
 
 
-def add_sources(
-    path: Path,
-    sources: Sequence[Source],
-    *,
-    vocabulary: DocumentTokenizer,
-    merging: bool = False,
-    progress: Progress | None = None,
-    files: Files | None = None,
-) -> Updated:
-    """Add sources to the index for a vocabulary, read only these, and record them. Otherwise as `update`."""
-    job = _Job(path, vocabulary, progress or no_progress, files or Files())
-    prepared = [source.prepared() for source in sources]
-    return _again(job, merging, lambda base: _add_sources(job, base, prepared))
-
-
 def _merge(
     path: Path, vocabulary_hash: str, files: Files, mmap: bool | None, most: int = SEGMENT_TOKENS
 ) -> Manifest | None:
@@ -208,7 +193,7 @@ def _update(job: _Job, base: Datastore, only: Collection[str] | None, missing: b
             known |= live_states(base, (), folders)
         walk = Rereading(known, unstated(base, only))
         texts = walk.texts(present(sources, {}, missing), job, only)
-        return _stored(job, base, walk, texts, recipe, True)
+        return _stored(job, base, walk, texts, recipe)
     roots = [os.path.realpath(path) for path in roots_of(sources)]
     below = tuple(os.path.join(root, "") for root in roots)
     # An earlier version stored no states.
@@ -218,26 +203,14 @@ def _update(job: _Job, base: Datastore, only: Collection[str] | None, missing: b
     now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
     if now != recorded:  # a git revision means another commit by now
         recipe = {**recipe, **recipe_of(now)}
-    return _stored(job, base, walk, texts, recipe, True)
+    return _stored(job, base, walk, texts, recipe)
 
 
-def _add_sources(job: _Job, base: Datastore, sources: Sequence[Source]) -> Updated:
-    recipe = dict(base.manifest.recipe)
-    if "kind" in recipe:
-        raise DatastoreError(f"datastore {job.path}: it is of kind {printable(recipe['kind'])}, which takes no paths")
-    walk = Rereading(live_states(base), unstated(base))
-    texts = walk.texts(sources, job)
-    return _stored(job, base, walk, texts, {**recipe, **recipe_of(united(from_recipe(recipe), sources))}, False)
-
-
-def _stored(
-    job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text], recipe: Mapping[str, Any], is_complete: bool
-) -> Updated:
-    """Read `texts` and commit new ones. If they are complete, known files that are not among them are gone."""
+def _stored(job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text], recipe: Mapping[str, Any]) -> Updated:
+    """Read `texts` and commit new ones. Known files that are not among them are gone."""
     with contextlib.ExitStack() as stack:
         documents, staged = _collected(job, base, walk, texts, stack)
-        if is_complete:
-            walk.gone = {name for name in {*walk.known, *walk.unstated} - walk.seen if _is_gone(name)}
+        walk.gone = {name for name in {*walk.known, *walk.unstated} - walk.seen if _is_gone(name)}
         names, manifest = walk.read | walk.gone, base.manifest
         if names or recipe != manifest.recipe:
             stack.enter_context(locked(base.directory, WAIT_S))
@@ -384,21 +357,6 @@ def _is_gone(name: str) -> bool:
 
 def roots_of(sources: Sequence[Source]) -> list[str]:
     return [path for source in sources if isinstance(source, Walk) for path in source.paths]
-
-
-def united(recorded: Sequence[Source], more: Sequence[Source]) -> list[Source]:
-    """Return recorded sources and more of them, each once. Walks with the same filters become one."""
-    found = list(recorded)
-    for source in more:
-        walk = replace(source, paths=()) if isinstance(source, Walk) else None
-        alike = (i for i, one in enumerate(found) if isinstance(one, Walk) and replace(one, paths=()) == walk)
-        same = next(alike, None)
-        if same is None:
-            found += [source] if source not in found else []
-        else:
-            paths = dict.fromkeys(roots_of([found[same], source]))
-            found[same] = replace(found[same], paths=tuple(paths))  # type: ignore[call-arg]
-    return found
 
 
 def present(sources: Sequence[Source], known: Mapping[str, FileState], missing: bool) -> list[Source]:
