@@ -20,6 +20,7 @@ _WHOLE = ("general.", "adapter.")  # Keys with these prefixes do not belong to t
 _PLAIN: dict[Any, np.dtype[Any]] = {
     gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
     gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
+    gguf.GGMLQuantizationType.I64: np.dtype(np.int64),
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

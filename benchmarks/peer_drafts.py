@@ -3,8 +3,9 @@
     python -m benchmarks peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
     python -m benchmarks peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
 
-docs/howto/measure.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
-`draft-mtp`. Without a file, the MTP layers are those of the target's own.
+docs/howto/measure.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3`,
+`draft-mtp`, `draft-dflash` or `draft-dspark`. Without a file, the MTP layers are those of the target's own. DFlash 2 is
+recorded with LLAMA_BATCH_DEBUG=2 in the environment, because the log has its drafts only as batches of the target.
 
 `record` completes PROMPTS greedily and writes, for every decode step, the drafted tokens with their probabilities and
 the accepted length. It reads them from the server's debug log. The prompts are stored as tokens, so a recording does
@@ -14,7 +15,8 @@ not depend on the version of Python.
 what the recording accepted, whatever the drafter said. A step that differs so does not change those after it.
 
 tests/benchmarks/test_peer_drafts.py makes the models of the recordings in tests/data/peer-drafts again. `draft-simple`
-was recorded with `--tokens 64`, `draft-mtp-chained` with `--tokens 48`.
+was recorded with `--tokens 64`, `draft-dflash2` with `--tokens 40`, `draft-mtp-chained`, `draft-dflash` and
+`draft-dspark`, this one with `--n-max 9`, with `--tokens 48`.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ _ARGUMENTS = (
 )
 _CANDIDATE = re.compile(r"draft candidate +(\d+), pos +(\d+): +(\d+) \( *([\d.]+)\)")
 _VERIFIED = re.compile(r"generate_draft: id=(\d+), .*#draft=(\d+),")
+_BATCH_TOKEN = re.compile(r"ubatch_print: +\d+: id = +(\d+) ")
 _ACCEPTED = re.compile(r"add accepted tokens: sampled=(\d+), ids\.size=(\d+), n_draft=(\d+)")
 
 
@@ -186,11 +189,13 @@ def complete(server: Server, prompt: Sequence[int], n_tokens: int) -> dict[str, 
 def read_log(log: str) -> tuple[Step, ...]:
     """Return the steps of the one request of a debug log, without the steps that have no draft.
 
-    The log names up to three candidates for each drafted token, before the line of the verification. A chain that
-    exceeds the rest of the answer is verified in part, so the remaining candidates are dropped here too.
+    The log names up to three candidates for each drafted token, before the line of the verification, or the tokens of
+    the batch after that line. A chain that exceeds the rest of the answer is verified in part, so the remaining
+    candidates are dropped here too.
     """
     steps: list[Step] = []
     candidates: list[list[tuple[int, float]]] = []
+    verified: list[int] = []
     root, n_draft = -1, 0
     for line in log.splitlines():
         if found := _CANDIDATE.search(line):
@@ -201,10 +206,17 @@ def read_log(log: str) -> tuple[Step, ...]:
             candidates[at].append((int(found[3]), float(found[4])))
         elif found := _VERIFIED.search(line):
             root, n_draft = int(found[1]), int(found[2])
+            verified.clear()
+        elif found := _BATCH_TOKEN.search(line):
+            verified.append(int(found[1]))
         elif found := _ACCEPTED.search(line):
+            if not candidates and verified[:1] == [root]:
+                candidates = [[(token, 1.0), (token, 0.0)] for token in verified[1 : 1 + n_draft]]
             if n_draft != int(found[3]) or n_draft > len(candidates):
                 raise ValueError(f"log: {len(candidates)} candidates of {n_draft} drafted tokens at: {line}")
             draft = tuple(_drafted(*likely[:2]) for likely in candidates[:n_draft])
+            if verified:
+                candidates = []
             steps.append(Step(root, draft, int(found[2]) - 1, int(found[1])))
     return tuple(steps)
 
@@ -405,7 +417,7 @@ class Target:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.context = Context(model, ContextSettings(n_ctx=N_CTX, n_branches=1, threads=1))
+        self.context = Context(model, ContextSettings(n_ctx=N_CTX, n_branches=1, n_rs_seq=16, threads=1))
         self._at = 0
 
     def begin(self, prompt: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:

@@ -52,10 +52,16 @@ class Builder:
     def normal(self, shape: tuple[int, ...], spread: float) -> Array:
         return (self._random.standard_normal(shape) * spread).astype(np.float32)
 
-    def embeddings(self, vocabulary: Vocabulary, norm: str) -> None:
-        self.quantized("token_embd", self.normal((vocabulary.size, WIDTH), 1.0))
+    def make_embeddings(self, vocabulary: Vocabulary) -> tuple[Array, Array]:
+        """Make the embeddings and the output layer, float32 [n_vocab, WIDTH] each."""
+        embeddings = self.normal((vocabulary.size, WIDTH), 1.0)
         output = self.normal((vocabulary.size, WIDTH), _LOGIT_SPREAD / np.sqrt(WIDTH))
         output[list(vocabulary.never)] = 0
+        return embeddings, output
+
+    def embeddings(self, vocabulary: Vocabulary, norm: str) -> None:
+        embeddings, output = self.make_embeddings(vocabulary)
+        self.quantized("token_embd", embeddings)
         self.quantized("output", output)
         self.ones(norm)
 

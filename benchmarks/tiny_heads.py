@@ -1,4 +1,5 @@
-"""Tiny random models with MTP layers, MTP layers alone, and EAGLE-3 heads: fixtures that draft something that is right.
+"""Tiny random models with MTP layers, MTP layers alone, EAGLE-3 heads, and DFlash drafters: fixtures that draft
+something that is right.
 
 The text of these models depends on the last token more than on the others, and the heads know it: they pass the
 embedding of the last token on to the output layer of the model. So a head drafts a part of the tokens rightly and the
@@ -7,13 +8,15 @@ rest wrongly, in milliseconds and without any training. All weights are those of
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import gguf
 import numpy as np
 
 from benchmarks import gguf_file
-from benchmarks.gguf_file import Vocabulary
+from benchmarks.gguf_file import Tensor, Vocabulary
 from benchmarks.tiny import CONV, FEED, HEAD, HEADS, KV_HEADS, WIDTH, Builder
 
 Part = Literal["whole", "trunk", "layer"]
@@ -134,16 +137,17 @@ def tiny_mtp(
     seed: int = 1,
     quant: str = "F32",
     vocab: int = 384,
+    marked: bool = False,
 ) -> Path:
     """Write a tiny model of `arch` with MTP layers and return the path: mimo2 has attention only, qwen35 is hybrid
     (every second layer is a gated delta net).
 
     `part`: the whole, the model without the MTP layers ("trunk"), or a file that holds these alone ("layer"). Parts of
-    one seed fit each other. `n_mtp`: MTP layers; llama.cpp takes several of mimo2 only.
+    one seed fit each other. `n_mtp`: MTP layers; llama.cpp takes several of mimo2 only. `marked`: for `tiny_dflash`.
     """
     builder = Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(vocab)
-    builder.embeddings(vocabulary, "output_norm")
+    (_marked_embeddings if marked else Builder.embeddings)(builder, vocabulary, "output_norm")
     if part != "layer":
         {"mimo2": _mimo2, "qwen35": _qwen35}[arch](builder, n_layers)
     tensors = builder.tensors
@@ -196,13 +200,132 @@ def tiny_eagle3(
     return gguf_file.write(path, "eagle3", keys, vocabulary, tensors)
 
 
+Block = Literal["plain", "selector", "markov"]
+_MARK = 2.0
+_CANDIDATES, _KERNEL, _GROUP = 4, 2, 16  # Of a selector, and of the convolutions that come with it.
+
+
+def _marked_embeddings(builder: Builder, vocabulary: Vocabulary, norm: str) -> None:
+    """Add embeddings of which the first number marks every token but the mask, and the second one the mask. So the
+    masks of a block find its first token. The output layer does not read the marks.
+    """
+    embeddings, output = builder.make_embeddings(vocabulary)
+    embeddings[:, :2] = _MARK, 0.0
+    embeddings[_mask(vocabulary)] = 0.0
+    embeddings[_mask(vocabulary), 1] = _MARK
+    output[:, :2] = 0.0
+    builder.quantized("token_embd", embeddings)
+    builder.quantized("output", output)
+    builder.ones(norm)
+
+
+def _mask(vocabulary: Vocabulary) -> int:
+    """Return the mask token: the last one, which no text has."""
+    return vocabulary.size - 1
+
+
+def tiny_dflash(
+    path: Path,
+    kind: Block = "plain",
+    *,
+    layers: tuple[int, ...] = (1, 2, 3),
+    width: int = WIDTH,
+    size: int = 9,
+    n_ctx: int = 2048,
+    seed: int = 1,
+    quant: str = "F32",
+    vocab: int = 384,
+    without: str = "",
+    keys: Mapping[str, Any] | None = None,
+    mask: int | None = None,
+    drafts: Sequence[int] = (),
+) -> Path:
+    """Write a DFlash drafter for a tiny model of the same seed that is `marked`, and return the path. It uses the
+    model's embeddings and output layer.
+
+    `kind`: DFlash, DFlash 2 with its selector, or DSpark with its Markov head; these two know what follows a token as
+    the model does. `layers`: of the model, whose inputs it reads. `width`: of the model. `size`: tokens of a block.
+    `keys`: more of the header. `without`: a tensor that is left out. `mask`: its mask token, -1 for none. `drafts`: the
+    only tokens that it drafts, with an output layer of its own.
+    """
+    builder, model = Builder(seed + _SEED_OF_HEAD, quant), Builder(seed, quant)
+    vocabulary = gguf_file.byte_vocabulary(vocab)
+    embeddings, output = model.make_embeddings(vocabulary)
+    mask = _mask(vocabulary) if mask is None else mask
+    features = builder.normal((width, len(layers) * width), 1.0 / np.sqrt(len(layers) * width))
+    features[:2] = 0.0
+    builder.quantized("fc", features)
+    builder.ones("enc.output_norm", "output_norm", size=width)
+    n_heads = width // HEAD
+    for block in ("blk.0", "blk.1"):
+        builder.ones(f"{block}.attn_norm", f"{block}.ffn_norm", size=width)
+        builder.ones(f"{block}.attn_k_norm", size=HEAD)
+        builder.plain(f"{block}.attn_q_norm.weight", np.full(HEAD, 1.7))
+        for name, marks in (("q", 1), ("k", [0, 1])):  # The masks look at the marks of a block.
+            looks = builder.normal((width, width), 0.5 / np.sqrt(width))
+            looks[HEAD - 1 :: HEAD, marks] = 4.0
+            builder.quantized(f"{block}.attn_{name}", looks)
+        passes_on = np.eye(width, dtype=np.float32)
+        passes_on[:, 1] = builder.normal((width,), 0.005)  # So it matters how many masks are seen.
+        passes_on[:, 1] = builder.normal((width,), 0.005)  # So it matters how many masks are seen.
+        passes_on[:, 1] = builder.normal((width,), 0.005)  # So it matters how many masks are seen.
+        passes_on[:, 1] = builder.normal((width,), 0.005)  # So it matters how many masks are seen.
+        passes_on[:2] = 0.0
+        builder.quantized(f"{block}.attn_v", passes_on)
+        builder.quantized(f"{block}.attn_output", 2.0 * np.eye(width, dtype=np.float32))
+        for name, out, into in (("gate", FEED, width), ("up", FEED, width), ("down", width, FEED)):
+            builder.matrix(f"{block}.ffn_{name}", out, into, _DEPENDS)
+        if kind == "selector":
+            for part in ("attn", "ffn"):
+                base = builder.normal((2, _KERNEL, width), 0.1)
+                base[:, 0] += 1.0
+                builder.plain(f"{block}.{part}_conv_base", base)
+                builder.matrix(f"{block}.{part}_conv_proj", 2 * _KERNEL * width // _GROUP, width, 0.1)
+    rows = np.array(drafts or range(vocabulary.size)) % vocabulary.size
+    more: dict[str, Any] = {}
+    if kind == "selector":
+        builder.quantized("selector_predecessor", embeddings)
+        builder.quantized("selector_successor", output)
+        builder.matrix("selector_hidden", width, width)
+        more = {
+            "conv_kernel_size": _KERNEL,
+            "conv_group_size": _GROUP,
+            "selector_rank": width,
+            "selector_top_k": _CANDIDATES,
+        }
+    elif kind == "markov":
+        builder.quantized("markov_w1", embeddings)
+        builder.quantized("markov_w2", output[rows])
+        builder.matrix("conf_proj", 1, 2 * width)
+        builder.plain("conf_proj.bias", np.zeros(1))
+    if drafts:
+        builder.quantized("output", output[rows])
+        tokens = np.array(drafts, np.int64)
+        builder.tensors.append(Tensor("d2t", tokens.shape, gguf.GGMLQuantizationType.I64, lambda: tokens))
+    header = _common(f"tiny dflash {kind}", 2, n_ctx, vocabulary) | {
+        "embedding_length": width,
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": n_heads,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "rope.dimension_count": HEAD,
+        "rope.freq_base": 10000.0,
+        "target_layers": list(layers),
+        "block_size": size,
+    }
+    if mask >= 0:
+        vocabulary.keys["tokenizer.ggml.mask_token_id"] = mask
+    tensors = [tensor for tensor in builder.tensors if tensor.name != without]
+    return gguf_file.write(path, "dflash", header | more | dict(keys or {}), vocabulary, tensors)
+
+
 def tiny_predictable(path: Path, **options: Any) -> Path:
     """Write a llama whose text depends on the last token as much as in the models above, for an EAGLE-3 head."""
     seed, quant = options.get("seed", 1), options.get("quant", "F32")
     n_layers, n_ctx = options.get("n_layers", 4), options.get("n_ctx", 2048)
     builder = Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(options.get("vocab", 384))
-    builder.embeddings(vocabulary, "output_norm")
+    (_marked_embeddings if options.get("marked") else Builder.embeddings)(builder, vocabulary, "output_norm")
     _mimo2(builder, n_layers)
     keys = _common("tiny llama", n_layers, n_ctx, vocabulary)
     keys |= {"rope.dimension_count": HEAD, "rope.freq_base": 10000.0}

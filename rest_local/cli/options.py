@@ -287,7 +287,8 @@ _ENGINE_OPTIONS = (
     ),
     _engine(
         "-md --draft-model MODEL",
-        "Also draft with this, when it pays: a smaller model of the same family, MTP layers, or an EAGLE-3 head. "
+        "Also draft with this, when it pays: a smaller model of the same family, MTP layers, an EAGLE-3 head, or a "
+        "DFlash drafter. "
         "`none` leaves out even the MTP layers in the model's own file.",
         also="--model-draft",
     ),

@@ -50,8 +50,9 @@ class EngineConfig:
     cells             tokens of memory for all slots together; None: a whole context for each
     context_shift     where the context is full, or the prompt is longer, go on without the oldest text
     options           how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
-    draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers or an
-                      EAGLE-3 head made for this model; None: the MTP layers in the model's file, if it has any; "none"
+    draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers, an
+                      EAGLE-3 head or a block drafter made for this model; None: the MTP layers in the model's file, if
+                      it has any; "none"
     draft_gpu_layers  its layers on the GPU, as `n_gpu_layers`
     sessions          bytes on disk for the cells of texts, so that a restart or an eviction does not cost evaluating
                       them again; those of all models together. 0: nothing is kept there

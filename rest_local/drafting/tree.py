@@ -11,6 +11,7 @@ model then chooses, also if no draft was submitted (DESIGN.md section 6).
 
 A model that drafts is asked in passes, not node by node: each expanded node is open until its answer is there. So a
 pass serves all branches of a level (EAGLE-2) and all requests, and text that another source knows is not asked for.
+The first answer of a block drafter answers all questions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
 from typing import NamedTuple
 
-from rest_local.drafting.models.drafter import BRANCHES, DraftText
+from rest_local.drafting.models.drafter import BRANCHES, DraftText, Likely
 from rest_local.drafting.prediction import MIN_PROBABILITY
 from rest_local.drafting.sources import (
     GRAMMAR,
@@ -44,6 +45,7 @@ Estimate = Callable[[int], float]  # The probability that a candidate of an evid
 # Corrects the probabilities of the candidates below a node, by the two tokens before them.
 Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
 Force = Callable[[Sequence[int]], Sequence[SourceRows]]  # What a grammar allows only one way after a path; 0.1 ms.
+Following = Callable[[tuple[int, ...]], Sequence[Likely]]  # What a drafted block has after a path.
 Promise = Callable[[int], float]  # How often the drafting model's first candidate is right, by depth.
 
 NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
@@ -346,6 +348,7 @@ class Growth:
         self._counted = 0  # Nodes that count as grown; more are in the tree after `rewind`.
         self._model = ModelRows()
         self._number = {ROOT: 0}  # The number of the path to a node, in `_model`.
+        self._following: Following | None = None
         self._open: dict[int, tuple[float, Members]] = {}  # Joint probability and rows of nodes with an open question.
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
 
@@ -423,16 +426,25 @@ class Growth:
                     asked.append(OpenNode(number, (*tree.path(parent), token), -entry[0], 0.0))
         return asked
 
-    def answered(self, number: int, likely: Sequence[tuple[int, float]]) -> None:
-        """Take the answer to a question. It changes the candidates of a node that is in the tree already."""
+    def answered(self, number: int, likely: Sequence[Likely], following: Following | None = None) -> None:
+        """Take the answer to a question, and what a block has `following` all others. It changes the candidates of
+        nodes that are in the tree already.
+        """
         self._model.answers[number] = likely
-        tree = self.draft.tree
-        for node, (joint, members) in self._open.items():
-            if self._number[node] == number:
+        self._following = following
+        depth = self.draft.tree.depth
+        for node, (joint, members) in list(self._open.items()):
+            if self._is_answered(node):
                 del self._open[node]
-                if likely:
-                    self._propose(node, joint, 0 if node == ROOT else tree.depth[node], members)
-                return
+                if self._model.answers[self._number[node]]:
+                    self._propose(node, joint, 0 if node == ROOT else depth[node], members)
+
+    def _is_answered(self, node: int) -> bool:
+        """Return True if it is known what the drafting model says after a node."""
+        number = self._number[node]
+        if number not in self._model.answers and self._following is not None:
+            self._model.answers[number] = self._following(tuple(self.draft.tree.path(node)))
+        return number in self._model.answers
 
     def decline(self) -> None:
         """Leave the open questions without an answer."""
@@ -451,13 +463,13 @@ class Growth:
             members = [*members, *((rows, range(1)) for rows in self._force(self.draft.tree.path(node)))]
         if self._promise is not None:
             members = [each for each in members if each[0] is not self._model]
-            if self._number[node] not in self._model.answers and len(self.draft.tree) < self.most:
+            if not self._is_answered(node) and len(self.draft.tree) < self.most:
                 self._open[node] = joint, members
         self._propose(node, joint, depth, members)
 
     def _propose(self, node: int, joint: float, depth: int, members: Members) -> None:
         """Make the candidates below a node, and offer those that are likely enough."""
-        if self._promise is not None and self._number[node] in self._model.answers:
+        if self._promise is not None and self._model.answers.get(self._number[node]):
             members = [*members, (self._model, (self._number[node],))]
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate)
         merged = proposal.merged

@@ -326,21 +326,22 @@ class Context(Memory, Closing):
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
     def decode_rows(
-        self, rows: NDArray[np.float32], pos: NDArray[np.int32], first_id: int, n_ids: int, *, causal: bool = True
+        self, rows: NDArray[np.float32], pos: NDArray[np.int32], first_id: ArrayLike, n_ids: int, *, causal: bool = True
     ) -> int:
         """Evaluate rows of embeddings in the place of tokens, without outputs. Return the code of `llama_decode`.
 
-        `rows`: float32 [n, width of the model's input]. `pos`: int32 [n], or [4, n] for a model with M-RoPE. They
-        belong to the sequences `first_id .. first_id + n_ids - 1`. Without `causal` each row attends to all of them;
-        `n` is then at most `n_ubatch`, because llama.cpp aborts beyond. Raises ValueError for more rows than fit.
+        `rows`: float32 [n, width of the model's input]. `pos`: int32 [n], or [4, n] for a model with M-RoPE. A row
+        belongs to the sequences `first_id .. first_id + n_ids - 1`, with one `first_id` for all or int [n]. Without
+        `causal` each row attends to all of them; `n` is then at most `n_ubatch`, because llama.cpp aborts beyond.
+        Raises ValueError for more rows than fit.
         """
         n, most = len(rows), self.n_batch if causal else self.n_ubatch
         if not 0 < n <= most:
             raise ValueError(f"{n} rows do not fit a batch of {most}")
         rows, pos = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(pos, np.int32)
-        ids = np.arange(first_id, first_id + n_ids, dtype=np.int32)
+        ids = np.broadcast_to(np.asarray(first_id, np.int32), n)[:, None] + np.arange(n_ids, dtype=np.int32)
         counts, output = np.full(n, n_ids, np.int32), np.zeros(n, np.int8)
-        places = np.full(n, ids.ctypes.data, np.uint64)
+        places = ids.ctypes.data + ids.strides[0] * np.arange(n, dtype=np.uint64)
         self.shortcuts.use(n >= row_wise.TILED)
         batch = llama_cpp.llama_batch(
             n,

@@ -1,4 +1,4 @@
-"""Read the hidden states of a model that MTP layers and EAGLE-3 heads draft from.
+"""Read the hidden states of a model that MTP layers, EAGLE-3 heads and block drafters draft from.
 
 Contract: one function for each call of llama.cpp, without decisions. These functions are experimental, C++, and not in
 every llama.cpp: `missing` names those that this one lacks, and their call raises ModelError. A context that gives
@@ -72,7 +72,7 @@ def n_mtp_layers(model: Model) -> int:
 
 
 def target_layers(head: Model) -> list[int]:
-    """Return the layers of the target whose inputs an EAGLE-3 head reads."""
+    """Return the layers of the target whose inputs a head reads."""
     count = int(_call("llama_model_target_layer_ids_n", head.pointer))
     address = _call("llama_model_target_layer_ids", head.pointer)
     return list((ctypes.c_int32 * count).from_address(address)) if count and address else []
@@ -94,6 +94,11 @@ def give_layers(context: Context, layers: Sequence[int]) -> None:
     """Let a context give the inputs of these layers for every token. The last may be the number of layers."""
     for layer in layers:
         _call("llama_set_embeddings_layer_inp", context.pointer, layer, True)
+
+
+def attend_both_ways(context: Context) -> None:
+    """Let each token of a batch attend to the later ones, too. A batch then has at most `n_ubatch` tokens."""
+    llama_cpp.llama_set_causal_attn(context.pointer, False)
 
 
 def nextn_rows(context: Context, n: int, width: int) -> NDArray[np.float32]:

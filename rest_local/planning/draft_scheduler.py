@@ -99,8 +99,9 @@ class ModelStats:
         """Count a step in which it was asked and saved so many plain steps; negative if it lost."""
         self.gain += SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
 
-    def values(self, plan: Plan, pass_ms: float, n_requests: int) -> PassValues:
-        """Return what passes are worth in this step, if each takes `pass_ms` for each request.
+    def values(self, plan: Plan, pass_ms: float, n_requests: int, depths: int = 1) -> PassValues:
+        """Return what passes are worth in this step, if each takes `pass_ms` for each request and answers so many
+        depths.
 
         It is computed every REFRESH steps, for sizes up to a power of two, half of LARGEST at most.
         """
@@ -109,7 +110,7 @@ class ModelStats:
         known = self._values.get((size, n_requests))
         if known is None or known[0] != now:
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
-            known = now, PassValues(plan.cost[:size], plan.price_of_time, pass_ms, confidences)
+            known = now, PassValues(plan.cost[:size], plan.price_of_time, pass_ms, confidences, depths)
             self._values[size, n_requests] = known
         return known[1]
 
@@ -133,17 +134,21 @@ class PassValues:
         rate: float,
         pass_ms: float,
         confidences: Sequence[Sequence[float]],
+        depths: int = 1,
     ) -> None:
         """Compute from the cost of a step by its number of nodes, the tokens that a millisecond is worth (`rate`), the
-        time of a pass, and the confidences of the model's first candidates by depth.
+        time of a pass, and the confidences of the model's first candidates by depth. If a pass answers several
+        `depths`, the deeper ones cost nothing, and a step has one pass.
         """
         self._confidences = np.array([_quantiles(each) for each in confidences])
         self._node = [rate * (after - before) for before, after in itertools.pairwise(cost)]
         # For each number of nodes, what passes below a node of each joint probability are worth, less their time.
         self._below: list[Floats] = [np.zeros(len(_JOINT))] * (len(self._node) + 1)
-        for n in range(len(self._node) - 1, -1, -1):
+        price = rate * pass_ms if depths == 1 else 0.0
+        deepest = len(self._node) if depths == 1 else min(len(self._node), depths)
+        for n in range(deepest - 1, -1, -1):
             joint = _JOINT[:, None] * self._confidences[min(n, len(confidences) - 1)]
-            self._below[n] = np.maximum(self._added(joint, n).mean(axis=1) - rate * pass_ms, 0.0)
+            self._below[n] = np.maximum(self._added(joint, n).mean(axis=1) - price, 0.0)
 
     def _added(self, joint: Floats, n: int) -> Floats:
         """Return what candidates of these joint probabilities are worth to a tree of `n` nodes, in the same shape."""
@@ -185,7 +190,8 @@ class DraftModelScheduler:
             return False
         self._stats.waited = 0
         for (number, node), likely in zip(chosen, answers, strict=True):
-            self._budgets[number].growth.answered(node.number, likely)
+            model_budget = self._budgets[number]
+            model_budget.growth.answered(node.number, likely, model_budget.text.following)
         return True
 
     def _choose(self) -> list[tuple[int, OpenNode]]:
@@ -199,12 +205,14 @@ class DraftModelScheduler:
         ]
         if not asked:
             return []
-        values = self._stats.values(plan, drafter.pass_ms(n) / n, n)
+        values = self._stats.values(plan, drafter.pass_ms(n) / n, n, drafter.depths)
         worth = values.of([node for _, node in asked], plan.grown)
         row_ms = drafter.pass_ms(2) - drafter.pass_ms(1)
         total, passes = 0.0, 1
         chosen: list[tuple[int, OpenNode]] = []
         for tokens, (number, node) in sorted(zip(worth, asked, strict=True), key=lambda each: -each[0]):
+            if drafter.depths > 1 and any(number == other for other, _ in chosen):
+                continue  # One block answers all paths of a request.
             own = self._budgets[number].text.passes(node.path)
             needed = max(passes, own)
             if not own or (chosen and tokens <= rate * (row_ms + (needed - passes) * drafter.pass_ms(1))):

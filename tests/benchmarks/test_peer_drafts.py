@@ -22,13 +22,13 @@ from benchmarks.peer_drafts import (
     read_log,
     summary,
 )
-from benchmarks.tiny_heads import tiny_mtp
+from benchmarks.tiny_heads import HEAD, tiny_dflash, tiny_mtp, tiny_predictable
 
 MODELS = Path(__file__).parents[2] / "models"
 RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"
 
 STEPS_OF_EACH = 12  # The benchmark follows all steps, and this test those of every second answer.
-CHAINED_SEED = 8  # draft-mtp-chained.jsonl was recorded with it.
+CHAINED_SEED, HYBRID_SEED = 8, 2  # draft-mtp-chained.jsonl and draft-dflash2.jsonl were recorded with them.
 
 LOG = """
 0.1 D spec        draft:  - seq_id 0, draft candidate   0, pos   0:    264 (   0.255) 'or'
@@ -45,12 +45,23 @@ LOG = """
 0.1 D slot handle_last_: id  0 | task 0 | generate_draft: id=570, #tokens=8, #draft=1, pos_next=8
 0.1 D slot   operator(): id  0 | task 0 | add accepted tokens: sampled=10, ids.size=1, n_draft=1
 """
+BATCHES = """
+0.1 D slot handle_last_: id  0 | task 0 | generate_draft: id=360, #tokens=6, #draft=2, pos_next=6
+0.1 D ubatch_print:     0: id =    360 (       a), pos = 6, n_seq_id =  1, seq_id = [0], output = 1
+0.1 D ubatch_print:     1: id =    264 (      or), pos = 7, n_seq_id =  1, seq_id = [0], output = 1
+0.1 D ubatch_print:     2: id =    570 (     out), pos = 8, n_seq_id =  1, seq_id = [0], output = 1
+0.1 D slot   operator(): id  0 | task 0 | add accepted tokens: sampled=570, ids.size=2, n_draft=2
+"""
 STEPS = (Step(360, (Drafted(264, 0.255, 11, 0.25), Drafted(570, 0.718)), 1, 570), Step(570, (Drafted(7, 1.0),), 0, 10))
 ANSWER = Answer("unseen", "a.py", (1, 2, 3), STEPS)
 
 
 def test_a_log_becomes_steps_with_the_near_ties_of_their_drafts() -> None:
     assert read_log(LOG) == STEPS
+
+
+def test_drafts_that_the_log_does_not_name_are_read_from_the_batch() -> None:
+    assert read_log(BATCHES) == (Step(360, (Drafted(264, 1.0), Drafted(570, 1.0)), 1, 570),)
 
 
 @pytest.mark.parametrize("answer", [[360, 264, 570], [360, 264, 570, 10]])
@@ -171,6 +182,17 @@ def test_chained_mtp_layers_draft_the_same_tokens_as_in_the_server(apart: bool, 
         tiny_mtp("mimo2", layers, n_mtp=3, seed=CHAINED_SEED, part="layer")
     recorded = Recording.read(RECORDED / "draft-mtp-chained.jsonl")
     agrees(replace(recorded, target=digest(target), head=digest(layers) if layers else None), target, layers)
+
+
+def test_block_drafters_draft_the_same_tokens_as_in_the_server(tmp_path: Path) -> None:
+    """DFlash and DSpark with a dense model, and DFlash 2 with a hybrid one that has M-RoPE. All weights are random."""
+    target = tiny_predictable(tmp_path / "llama.gguf", marked=True)
+    agrees(Recording.read(RECORDED / "draft-dflash.jsonl"), target, tiny_dflash(tmp_path / "dflash.gguf"))
+    agrees(Recording.read(RECORDED / "draft-dspark.jsonl"), target, tiny_dflash(tmp_path / "dspark.gguf", "markov"))
+    hybrid = tiny_mtp("qwen35", tmp_path / "qwen35.gguf", part="trunk", n_layers=4, marked=True, seed=HYBRID_SEED)
+    sections = {"rope.dimension_sections": [HEAD // 2, 0, 0, 0]}
+    selector = tiny_dflash(tmp_path / "dflash2.gguf", "selector", seed=HYBRID_SEED, keys=sections)
+    agrees(Recording.read(RECORDED / "draft-dflash2.jsonl"), hybrid, selector)
 
 
 def agrees(recording: Recording, target: Path, head: Path | None) -> None:

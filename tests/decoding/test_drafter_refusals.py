@@ -17,10 +17,10 @@ from support.heads import draft_whatever_it_costs, model_and_drafter
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny import tiny
-from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
+from benchmarks.tiny_heads import tiny_dflash, tiny_eagle3, tiny_mtp, tiny_predictable
 from rest_local import Engine
 from rest_local.decoding.decode_context import DecodeContext
-from rest_local.drafting.models import head_kinds
+from rest_local.drafting.models import head_kinds, heads
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.heads import Head
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
@@ -150,8 +150,57 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "returns values that are not numbers; get a head that was made for this model",
     ),
     "a head of another kind": (
-        lambda path: write(path, "dflash", {"block_count": 1}, byte_vocabulary(384), []),
-        "DFlash heads are not supported; give an EAGLE-3 head, MTP layers or a model",
+        lambda path: write(path, "medusa", {"block_count": 1}, byte_vocabulary(384), []),
+        "Medusa heads are not supported; give an EAGLE-3 head, MTP layers, a DFlash drafter or a model",
+    ),
+    "a block drafter of another vocabulary": (
+        lambda path: renamed(tiny_dflash(path)),
+        "its vocabulary is not the model's; it is of another",
+    ),
+    "a block drafter of another width": (
+        lambda path: tiny_dflash(path, width=128),
+        r"it reads layers \[1, 2, 3\] of 128 numbers, and the model has 4 layers of 64; it belongs",
+    ),
+    "a block drafter for more layers": (
+        lambda path: tiny_dflash(path, layers=(1, 4)),
+        r"it reads layers \[1, 4\] of 64 numbers, and the model has 4 layers of 64; it belongs",
+    ),
+    "a block drafter without a mask token": (
+        lambda path: tiny_dflash(path, mask=-1),
+        "its mask token -1 is not one of the model's 384; it belongs to another model",
+    ),
+    "a block drafter with a mask token of another model": (
+        lambda path: tiny_dflash(path, mask=151669),
+        "its mask token 151669 is not one of the model's 384; it belongs to another model",
+    ),
+    "a block drafter without its selector": (
+        lambda path: tiny_dflash(path, keys={"selector_top_k": 4}),
+        "it lacks its selector; get the file again",
+    ),
+    "a block drafter without a codebook": (
+        lambda path: tiny_dflash(path, "selector", without="selector_successor.weight"),
+        "tensor 'selector_successor.weight' not found",
+    ),
+    "a block that is too long": (
+        lambda path: tiny_dflash(path, size=65),
+        "its block has 65 tokens, and the context has room for 2 to 64; give a larger `n_ctx` or another drafter",
+    ),
+    "a block of one token": (
+        lambda path: tiny_dflash(path, size=1),
+        "its block has 1 tokens, and the context has room for 2 to 64",
+    ),
+    "a block drafter of tokens that the model lacks": (
+        lambda path: tiny_dflash(path, drafts=[*range(64), 5000]),
+        r"llama.cpp crashed \(SIGABRT\) while .*; get a head that was made for this model",
+    ),
+    "a truncated block drafter": (lambda path: cut(tiny_dflash(path)), "corrupted or incomplete"),
+    "a block drafter of no numbers": (
+        lambda path: with_nan(tiny_dflash(path)),
+        "returns values that are not numbers; get a head that was made for this model",
+    ),
+    "a selector of no numbers": (
+        lambda path: with_nan(tiny_dflash(path, "selector"), "selector_hidden"),
+        "returns values that are not numbers; get a head that was made for this model",
     ),
     "MTP layers for a model without hidden states": (
         lambda path: tiny_mtp("mimo2", path, part="layer"),
@@ -196,7 +245,7 @@ def test_no_memory_for_a_head(
     """It was tried in a smaller context."""
     target, path = model_and_drafter("eagle3", tmp_path)
     real = head_kinds.settings_for
-    monkeypatch.setattr(head_kinds, "settings_for", lambda target, n: replace(real(target, n), n_cells=1 << 26))
+    monkeypatch.setattr(heads, "settings_for", lambda target, n: replace(real(target, n), n_cells=1 << 26))
     with little_memory(400 << 20), Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine:
         (line,) = engine.warnings
         assert line.startswith("going on without ")
@@ -282,8 +331,12 @@ def test_a_llama_cpp_without_the_functions(
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"), [("mtp inside", "nan"), ("mtp inside hybrid", "code"), ("eagle3", "exception"), ("model", "nan")]
-)
+    ("kind", "fault"),
+    [
+        ("mtp inside", "nan"), ("mtp inside hybrid", "code"), ("eagle3", "exception"), ("model", "nan"),
+        ("dflash", "nan"), ("dspark", "code"), ("dflash2 hybrid", "exception"),
+    ],
+)  # fmt: skip
 def test_a_head_that_fails_later(
     kind: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -330,7 +383,7 @@ def test_a_full_context_is_told_once_and_generation_goes_on(
     assert f"draft model {short}: its context of 160 tokens is full" in line
 
 
-@pytest.mark.parametrize("kind", ["mtp inside hybrid", "eagle3"])
+@pytest.mark.parametrize("kind", ["mtp inside hybrid", "eagle3", "dflash"])
 def test_a_full_context_of_a_head(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,7 +395,8 @@ def test_a_full_context_of_a_head(
     def short(target: Any, n: int) -> ContextSettings:
         return replace(real(target, n), n_ctx=256, n_cells=256)
 
-    monkeypatch.setattr(head_kinds, "settings_for", short)
+    for module in (heads, head_kinds):
+        monkeypatch.setattr(module, "settings_for", short)
     with opened(target, path, caplog, 400) as engine:
         drafter = engine.decoder.context.drafter
         assert isinstance(drafter, Head)

@@ -43,16 +43,16 @@ Files = tuple[Path, Path | None]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Test exact answers with all that drafts, and the rest with each kind of model and file once, or some of them."""
-    model, inside, hybrid, eagle = COVERING
+    model, inside, hybrid, eagle, block = COVERING
     kinds = {
         test_exact_answers_are_those_of_the_model_alone: DRAFTERS,
         test_fast_answers_differ_at_near_ties_only: (hybrid, eagle),
-        test_a_prefix_is_used_again_and_shared: (model, inside, eagle),
-        test_loaded_cells: (inside, hybrid),
-        test_requests_cancelled_at_any_time: (model, hybrid),
-        test_an_interrupt_at_every_decode: (model, hybrid, eagle),
+        test_a_prefix_is_used_again_and_shared: (model, inside, eagle, "dflash"),
+        test_loaded_cells: (inside, hybrid, block),
+        test_requests_cancelled_at_any_time: (model, hybrid, "dspark"),
+        test_an_interrupt_at_every_decode: (model, hybrid, eagle, "dflash"),
         test_relaxed_verification_accepts_drafts_of_heads: (inside, eagle),
-        test_requests_leave_no_cells: (inside, hybrid, eagle),  # a draft model keeps its texts
+        test_requests_leave_no_cells: (inside, hybrid, eagle, "dflash"),  # a draft model keeps its texts
     }
     metafunc.parametrize("files", kinds.get(metafunc.function, COVERING), indirect=True, scope="module")
 

@@ -17,7 +17,7 @@ from support.heads import model_and_drafter
 
 from rest_local.drafting.models import heads
 from rest_local.drafting.models.drafter import INLINE, TOP_K, Evaluated, Likely, Query
-from rest_local.drafting.models.head_kinds import open_head
+from rest_local.drafting.models.head_kinds import kind_of, open_head
 from rest_local.drafting.models.heads import KEPT, Floats, Head, HeadText
 from rest_local.llama.context import MAX_OUTPUTS, Context, ContextSettings
 from rest_local.llama.model import Model
@@ -43,7 +43,7 @@ class Place:
         self.head, self._fresh = (undo.enter_context(self._open(kind, head)) for _ in range(2))
 
     def _open(self, kind: str, path: Path | None) -> Head:
-        return open_head("eagle3" if kind == "eagle3" else "mtp", path, self.context, self.model, N_TEXTS, None)
+        return open_head(kind_of(path) if path else "mtp", path, self.context, self.model, N_TEXTS, None)
 
     def evaluate(self, seq: int, start: int, tokens: Sequence[int], junk: bool = False) -> tuple[Floats, list[int]]:
         """Evaluate tokens of a sequence in the target: its features, and the rows of the tokens among them. `junk`:
@@ -116,8 +116,8 @@ class Followed:
                 self.features.clear()
             for number, row in enumerate(rows):
                 at = start + number
-                self.pairs.setdefault(at, self.features.get(at - 1, self._unknown))
                 self.features[at] = given[row].copy()
+                self.pairs.setdefault(at, self.features.get(at - self.place.head.lag, self._unknown))
             self.n_past += len(part)
             self.features = {at: row for at, row in self.features.items() if at >= self.n_past - KEPT}
             self.place.head.observe([Evaluated(self.text, start, part, rows)])

@@ -67,10 +67,26 @@ class OnlyDraftModel(Silent):
         self.draft_text = drafter
 
 
-def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 1200, each: int = 1200) -> float:
+class Block(Scripted):
+    """One that answers eight depths in a pass."""
+
+    depths = 8
+
+    def following(self, path: tuple[int, ...]) -> Sequence[Likely]:
+        return self._likely(path) if len(path) < self.depths else ()
+
+
+def speedup(
+    curve: CostCurve,
+    right: float,
+    pass_ms: float,
+    n_tokens: int = 1200,
+    each: int = 1200,
+    kind: type[Scripted] = Scripted,
+) -> float:
     """Return the speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
     story = list(range(n_tokens + 200))
-    drafter = Scripted(story, right, pass_ms)
+    drafter = kind(story, right, pass_ms)
     sources, policy = OnlyDraftModel(drafter), Auto(curve)
     driver = policy.shared.driver
     driver.lookup, driver.step, driver.tree = LOOKUP_MS, 0.0, 0.0
@@ -115,6 +131,17 @@ def test_nearly_as_fast_as_the_best_chain_of_fixed_length(curve: CostCurve, righ
     assert speedup(curve, right, pass_ms, each=100) >= 0.88 * best
 
 
+@pytest.mark.parametrize(("curve", "right", "pass_ms"), [(GPU, 0.8, 3.0), (CPU, 0.9, 12.0)])
+def test_a_block_is_nearly_as_fast_as_its_best_part(curve: CostCurve, right: float, pass_ms: float) -> None:
+    """A pass costs as much as several of a head would, and as a pass of each depth it would not pay."""
+    ms = curve.at(512).tolist()
+    best = max(sum(right**i for i in range(k + 1)) * ms[0] / (ms[k] + pass_ms) for k in range(Block.depths + 1))
+    assert best > 1.1
+    assert speedup(curve, right, pass_ms, kind=Block) >= 0.9 * best
+    assert speedup(curve, right, pass_ms) < 0.9 * best
+    assert speedup(curve, 0.0, pass_ms, kind=Block) >= 0.965
+
+
 @pytest.mark.parametrize(("curve", "right", "pass_ms"), [(GPU, 0.0, 0.5), (CPU, 0.2, 4.0), (GPU, 0.9, 40.0)])
 def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: float, pass_ms: float) -> None:
     assert speedup(curve, right, pass_ms) >= 0.965
@@ -152,7 +179,7 @@ def test_what_the_model_cannot_answer_is_not_asked_and_does_not_stand_before_wha
     answered: list[int] = []
     questions = [OpenNode(5, (1,), 0.9, 0.0), OpenNode(6, (), 0.8, 0.0)]
     growth = cast(
-        Any, SimpleNamespace(open_nodes=lambda: questions, answered=lambda number, likely: answered.append(number))
+        Any, SimpleNamespace(open_nodes=lambda: questions, answered=lambda number, *_: answered.append(number))
     )
     asking = DraftModelScheduler(text, Plan(ms, [0.2] * len(ms), 1.0), stats, [DraftModelBudget(growth, text, 100.0)])
     assert asking()

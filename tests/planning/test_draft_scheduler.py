@@ -43,8 +43,14 @@ class Counted(Drafter):
         return [[(1, 0.9)] for _ in queries]
 
 
+class CountedBlock(Counted):
+    depths = 8
+
+
 class Text:
     """A text in the drafting model; a path of n tokens needs `steps` passes."""
+
+    following = None
 
     def __init__(self, steps: int = 1) -> None:
         self._steps = steps
@@ -63,7 +69,7 @@ class Open:
     def open_nodes(self) -> list[OpenNode]:
         return self._questions
 
-    def answered(self, number: int, likely: object) -> None:
+    def answered(self, number: int, likely: object, following: object) -> None:
         self.got[number] = likely
 
 
@@ -160,6 +166,13 @@ def test_a_further_path_has_to_pay_for_its_row() -> None:
     assert asking(cheap, paths)()
     assert asking(dear, paths)()
     assert (cheap.asked, dear.asked) == ([[(1,), (2,)]], [[(1,)]])
+
+
+def test_a_block_is_asked_with_one_path_of_each_request() -> None:
+    drafter = CountedBlock(1.0, 0.01)
+    growths = [Open(question(0.5, path=(number,)), question(0.9, path=(9,), number=1)) for number in range(3)]
+    assert asking(drafter, *growths)()
+    assert drafter.asked == [[(9,), (9,), (9,)]]
 
 
 def test_a_path_that_needs_more_passes_has_to_pay_for_them() -> None:

@@ -1,4 +1,4 @@
-"""10 000 short requests with MTP layers and EAGLE-3 heads: no cell is left, and the memory does not grow.
+"""10 000 short requests with all kinds of heads: no cell is left, and the memory does not grow.
 
 Not collected by `make test`; `make soak` runs it. It takes some four minutes. REST_LOCAL_SOAK_REQUESTS is the
 number of requests of all heads together, and REST_LOCAL_SOAK_SEED repeats a run.

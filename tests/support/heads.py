@@ -6,11 +6,12 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from support.fake_sources import always_draft
 
-from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
+from benchmarks.tiny_heads import HEAD, tiny_dflash, tiny_eagle3, tiny_mtp, tiny_predictable
 from rest_local import Engine, Sampling
 from rest_local.decoding import decode_context
 from rest_local.decoding.request import Request
@@ -20,11 +21,12 @@ from rest_local.drafting.models.heads import Head, HeadText
 from rest_local.planning.plan import Budget
 from tests.support.memory import resident_mb
 
-# What drafts, by name: a draft model, MTP layers inside the file or in one of their own, an EAGLE-3 head. The model of
-# qwen35 is hybrid: every second layer has a recurrent state.
-DRAFTERS = ("model", "mtp inside", "mtp alone", "mtp inside hybrid", "mtp alone hybrid", "eagle3")
+# What drafts, by name: a draft model, MTP layers inside the file or in one of their own, an EAGLE-3 head, a block
+# drafter of each kind. The model of qwen35 is hybrid: every second layer has a recurrent state.
+BLOCKS = ("dflash", "dflash2 hybrid", "dspark")
+DRAFTERS = ("model", "mtp inside", "mtp alone", "mtp inside hybrid", "mtp alone hybrid", "eagle3", *BLOCKS)
 HEADS = DRAFTERS[1:]
-COVERING = ("model", "mtp inside", "mtp alone hybrid", "eagle3")  # each kind of model and of file once
+COVERING = ("model", "mtp inside", "mtp alone hybrid", "eagle3", "dflash2 hybrid")  # each kind of model and file once
 
 _made = tempfile.TemporaryDirectory(prefix="rest-local-heads-")
 
@@ -46,10 +48,23 @@ def _model_and_drafter(kind: str, quant: str) -> tuple[Path, Path | None]:
     if kind.startswith("mtp alone"):
         trunk = tiny_mtp(arch, folder / f"{arch}-trunk.gguf", part="trunk", quant=quant)
         return trunk, tiny_mtp(arch, folder / f"{arch}-layer.gguf", part="layer", quant=quant)
+    if kind.startswith(("dflash", "dspark")):
+        return _model_and_block(kind, folder, quant)
     target = tiny_predictable(folder / "llama.gguf", quant=quant)
     if kind == "model":
         return target, tiny_predictable(folder / "small.gguf", n_layers=1, quant=quant)
     return target, tiny_eagle3(folder / "eagle3.gguf", quant=quant)
+
+
+def _model_and_block(kind: str, folder: Path, quant: str) -> tuple[Path, Path]:
+    block: Literal["plain", "selector", "markov"]
+    block = "markov" if kind.startswith("dspark") else "selector" if kind.startswith("dflash2") else "plain"
+    drafter = folder / "drafter.gguf"
+    if kind.endswith("hybrid"):  # with M-RoPE
+        target = tiny_mtp("qwen35", folder / "qwen35.gguf", part="trunk", n_layers=4, quant=quant, marked=True)
+        return target, tiny_dflash(drafter, block, quant=quant, keys={"rope.dimension_sections": [HEAD // 2, 0, 0, 0]})
+    target = tiny_predictable(folder / "llama.gguf", quant=quant, marked=True)
+    return target, tiny_dflash(drafter, block, quant=quant)
 
 
 def draft_whatever_it_costs(patch: pytest.MonkeyPatch, most: int = 6) -> None:

@@ -1,1 +1,4 @@
-"""Models that draft: a small model of the same vocabulary, MTP layers, EAGLE-3 heads. `drafter` is the interface."""
+"""Models that draft: a small model of the same vocabulary, MTP layers, EAGLE-3 heads, block drafters.
+
+`drafter` is the interface.
+"""

@@ -1,4 +1,4 @@
-"""The interface of what drafts by computing: a draft model, MTP layers, and an EAGLE-3 head.
+"""The interface of what drafts by computing: a draft model, MTP layers, an EAGLE-3 head, and a block drafter.
 
 - A `Drafter` belongs to one target context. It has a `DraftText` for each text that it follows, which is one for each
   slot of the target.
@@ -6,6 +6,7 @@
   which `Drafter.observe` takes after each forward pass of the target.
 - Draft: `Drafter.answer` gives the likely tokens after any number of drafted paths of any number of texts. The caller
   has decided that the passes are worth their time.
+- A block drafter answers several depths of a path in one pass (`Drafter.depths`, `DraftText.following`).
 - Accept and roll back: the owner of a text appends accepted tokens to it. `DraftText.restart` and `rewind` take back.
 - A failure costs drafts, never an answer: it is logged once, and the drafter is not used again (`give_up`).
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -65,8 +66,11 @@ class DraftText:
     """One text, as a drafter sees it.
 
     `step_ms` is the time spent since `begin_step`, and `query_ms` the part for answers. The text is a list of its
-    owner, which only grows between two calls of `restart`.
+    owner, which only grows between two calls of `restart`. `following` says what a block that was drafted in this step
+    has after a path, without a pass; None if each path is asked for.
     """
+
+    following: Callable[[tuple[int, ...]], Sequence[Likely]] | None = None
 
     def __init__(self, drafter: Drafter) -> None:
         """Begin an empty text of `drafter`."""
@@ -121,10 +125,11 @@ class Drafter:
     """A model and its own context, for one context of a target. Only the thread that decodes may use it.
 
     Use `with` or `close`, before the target's context is closed. If it has `failed`, it is not used any more. `times`
-    says what a pass takes.
+    says what a pass takes. A pass answers `depths` depths of a path at once.
     """
 
     name: str
+    depths = 1
     failed = False
     model: Model
     context: Context

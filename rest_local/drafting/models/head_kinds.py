@@ -1,4 +1,4 @@
-"""Tell the kinds of heads apart, and draft with them: MTP layers (NextN blocks) and EAGLE-3.
+"""Tell the kinds of heads apart, and draft with MTP layers (NextN blocks) and EAGLE-3. DFlash is in `blocks`.
 
 - An MTP layer reads a token and the target's last hidden state of the token before it. It is in the target's own file
   or in a file of its own. One layer drafts all tokens of a path; several are chained: layer i predicts the i-th drafted
@@ -16,7 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from rest_local.drafting.models.heads import Floats, Head, HeadText, Rows, settings_for
+from rest_local.drafting.models.blocks import DFlash
+from rest_local.drafting.models.heads import Floats, Head, HeadText, LayerHead, Rows, settings_for
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import features as states
 from rest_local.llama.context import ABORTED, MAX_OUTPUTS, Context
@@ -25,8 +26,6 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 
 log = logging.getLogger("rest_local.drafting")
-
-EAGLE3_LAYERS = 3  # Layers of the target that an EAGLE-3 head reads.
 
 
 class Mtp(Head):
@@ -163,58 +162,24 @@ class ChainedText(HeadText):
             batch.add(self, path, token, self._head.place_of(root + i), self.seq, state, own=i > 0, wanted=i == last)
 
 
-class Eagle3(Head):
+class Eagle3(LayerHead):
     """An EAGLE-3 head."""
 
     name = "EAGLE-3 head"
     shift = 1
+    has_last, n_read = True, 3
 
     def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int) -> None:
-        """Draft with `model`.
+        """Draft with `model`. Raises as `LayerHead`."""
+        super().__init__(model, target, target_model, n_texts, model.n_embd)
 
-        Raises ModelError if llama.cpp cannot compute with the head, OptionError for the head of another model.
-        """
-        self.target_model = target_model
-        if lacking := states.missing((*states.NEXTN, *states.LAYERS)):
-            raise ModelError(
-                f"EAGLE-3 head {model.path}: it needs {lacking[0]}, which this llama.cpp lacks; install a newer one"
-            )
-        self.layers = states.target_layers(model)
-        width = int(model.metadata.get("eagle3.target_hidden_size", target_model.n_embd))
-        if len(self.layers) != EAGLE3_LAYERS or max(self.layers) > target_model.n_layer or width != target_model.n_embd:
-            raise OptionError(
-                f"EAGLE-3 head {model.path}: it reads layers {self.layers} of {width} numbers, and the model has "
-                f"{target_model.n_layer} layers of {target_model.n_embd}; it belongs to another model"
-            )
-        settings = settings_for(target, n_texts)
-        context = Context(model, settings, other=target, n_features=model.n_embd)
-        try:
-            self._inner = [layer for layer in self.layers if layer < target_model.n_layer]
-            states.give_layers(target, self._inner)
-            if len(self._inner) < EAGLE3_LAYERS:  # The third is the output of the last layer.
-                states.give_nextn(target, every_token=True)
-            states.give_nextn(context, every_token=False)
-            super().__init__(model, context, target, EAGLE3_LAYERS * target_model.n_embd)
-        except BaseException:
-            context.close()
-            raise
+    def target_width(self, model: Model) -> int:
+        """Return how many numbers of each layer it reads."""
+        return int(model.metadata.get("eagle3.target_hidden_size", self.target_model.n_embd))
 
-    def features(self, n: int) -> Floats:
-        """Return the inputs of the three layers in the target's last batch side by side, float32 [n, 3 * n_embd]."""
-        return np.concatenate(self._rows(n), axis=1)
-
-    def spoil(self, n: int) -> None:
-        """Overwrite the features of the target's last batch."""
-        for rows in self._rows(n):
-            rows[:] = np.nan
-
-    def _rows(self, n: int) -> list[Floats]:
-        """Return a view of the inputs of each layer."""
-        width = self.target_model.n_embd
-        rows = [states.layer_rows(self.target, layer, n, width) for layer in self._inner]
-        if len(self._inner) < EAGLE3_LAYERS:
-            rows.append(states.nextn_rows(self.target, n, width))
-        return rows
+    def prepare(self, context: Context) -> None:
+        """Let its context give the states of the head."""
+        states.give_nextn(context, every_token=False)
 
     def encoded(self, rows: Floats) -> Floats | None:
         """Join the rows of three layers by the encoder, in parts, because it reserves logits for each row."""
@@ -230,10 +195,10 @@ class Eagle3(Head):
         return np.concatenate(parts)
 
 
-Kind = Literal["model", "mtp", "eagle3"]
-EAGLE3 = "eagle3"
-# Architectures that draft in ways that nothing here drives: by name in the file, what they are called.
-OTHERS = {"dflash": "DFlash", "gemma4-assistant": "Gemma assistant", "medusa": "Medusa", "hass": "HASS"}
+Kind = Literal["model", "mtp", "eagle3", "dflash"]
+# By the architecture in the file: heads, and those that draft in ways that nothing here drives.
+DRIVEN: dict[str, Kind] = {"eagle3": "eagle3", "dflash": "dflash"}
+OTHERS = {"gemma4-assistant": "Gemma assistant", "medusa": "Medusa", "hass": "HASS"}
 
 
 def kind_of(path: Path) -> Kind:
@@ -242,17 +207,19 @@ def kind_of(path: Path) -> Kind:
     Raises ModelNotFound, ModelInvalid; OptionError for one that nothing here can drive.
     """
     content = read_gguf(path, tensors=True)
-    if content.architecture == EAGLE3:
-        return "eagle3"
     if (name := OTHERS.get(content.architecture)) is not None:
-        raise OptionError(f"model {path}: {name} heads are not supported; give an EAGLE-3 head, MTP layers or a model")
-    return "mtp" if content.is_mtp_alone else "model"
+        raise OptionError(
+            f"model {path}: {name} heads are not supported; give an EAGLE-3 head, MTP layers, a DFlash drafter or a "
+            "model"
+        )
+    return DRIVEN.get(content.architecture, "mtp" if content.is_mtp_alone else "model")
 
 
 def check_is_model(path: Path) -> None:
     """Raise ModelInvalid for a file that holds a head, and not a model that can answer."""
     content = read_gguf(path, tensors=True)
-    names = {EAGLE3: "an EAGLE-3 head", **{kind: f"a {name} head" for kind, name in OTHERS.items()}}
+    names = {kind: f"a {name} head" for kind, name in OTHERS.items()}
+    names |= {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter"}
     held = "MTP layers" if content.is_mtp_alone else names.get(content.architecture)
     if held:
         raise ModelInvalid(
@@ -260,7 +227,7 @@ def check_is_model(path: Path) -> None:
         )
 
 
-HEADS: dict[str, type[Mtp] | type[Eagle3]] = {"mtp": Mtp, "eagle3": Eagle3}
+HEADS: dict[str, type[Mtp] | type[Eagle3] | type[DFlash]] = {"mtp": Mtp, "eagle3": Eagle3, "dflash": DFlash}
 
 
 def open_head(

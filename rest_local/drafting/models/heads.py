@@ -1,4 +1,4 @@
-"""Draft from the target's hidden states: what MTP layers and EAGLE-3 heads have in common.
+"""Draft from the target's hidden states: what MTP layers, EAGLE-3 heads and block drafters have in common.
 
 After each forward pass of the target, `observe` takes the hidden states (features) of the tokens that were
 committed. A pair of a token and the feature of the token before it is one position of the head. The pair of the root,
@@ -37,7 +37,7 @@ from rest_local.drafting.models.drafter import (
     likeliest,
     share_time,
 )
-from rest_local.errors import ModelError, ModelInvalid
+from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import features as states
 from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings, use_threads
 from rest_local.llama.model import Model
@@ -56,11 +56,13 @@ KEPT_BYTES = 64 << 20
 class Head(Drafter):
     """A head and its KV cache.
 
-    A feature of the target has `width` floats. A pair stands `shift` positions before its token.
+    A feature of the target has `width` floats. A token is paired with the feature of the token `lag` places before it,
+    and a pair stands `shift` positions before its token.
     """
 
     target_model: Model
     shift: int = 0
+    lag: int = 1
     n_layers = 1  # More than one are chained (`rest_local.drafting.models.head_kinds`).
 
     def __init__(self, model: Model, context: Context, target: Context, width: int) -> None:
@@ -69,6 +71,11 @@ class Head(Drafter):
         self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))
         self._warned_of_room = False
         self.times = _measured(self)
+
+    @property
+    def pair_ms(self) -> float:
+        """Return the milliseconds that each of many waiting pairs takes."""
+        return self.times.further * self.n_layers
 
     def text(self) -> HeadText:
         """Make a new, empty text, which keeps its sequence ids. Raises ValueError if none are left."""
@@ -117,29 +124,50 @@ class Head(Drafter):
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
         """Return the likely tokens after each path, evaluated level by level, each in one pass."""
         begun = time.perf_counter()
-        texts = {id(query.text): query.text for query in queries}
-        passes = rows = decodes = 0
+        asked = [(query.text, query.path) for query in queries if isinstance(query.text, HeadText)]
+        texts = {id(text): text for text, _ in asked}
         try:
-            while not self.failed:
-                batch = Rows()
-                for query in sorted(queries, key=lambda query: len(query.path)):
-                    assert isinstance(query.text, HeadText)
-                    query.text.place(query.path, batch)
-                if not batch.tokens or not self._run(batch):
-                    break
-                passes, rows, decodes = passes + 1, rows + len(batch.outputs), batch.decodes
+            rows, decodes = self._evaluate(asked)
         except BaseException:  # An interrupt comes here as well.
             for text in texts.values():
-                text.reset(forget=True)  # type: ignore[attr-defined]
+                text.reset(forget=True)
             raise
         took = 1e3 * (time.perf_counter() - begun)
         share_time(texts.values(), took)
-        if passes == 1:
+        if rows:
             self.times.learn(rows, took / decodes)
-        nothing: tuple[int, None, Sequence[Likely]] = (0, None, ())
-        if self.failed:
-            return [() for _ in queries]
-        return [query.text._states.get(query.path, nothing)[2] for query in queries]  # type: ignore[attr-defined]
+        return [() if self.failed else text.likely(path) for text, path in asked]
+
+    def _evaluate(self, asked: Sequence[tuple[HeadText, tuple[int, ...]]]) -> tuple[int, int]:
+        """Evaluate what is missing of these paths. Return the rows with an output and the decodes of the only pass, or
+        zeros after several.
+        """
+        passes = rows = decodes = 0
+        while not self.failed:
+            batch = Rows()
+            for text, path in sorted(asked, key=lambda each: len(each[1])):
+                text.place(path, batch)
+            if not batch.tokens or not self._run(batch):
+                break
+            passes, rows, decodes = passes + 1, len(batch.outputs), batch.decodes
+        return (rows, decodes) if passes == 1 else (0, 0)
+
+    def try_pass(self, n: int) -> int:
+        """Evaluate `n` queries over nothing and search their logits. Return the code of `llama_decode`. Raises
+        ModelError, and FloatingPointError for values that are not numbers.
+        """
+        context = self.context
+        hidden = self.encoded(np.zeros((n, self.width), np.float32))
+        if hidden is None:
+            raise ModelError(f"{self.name} {self.path}: llama.cpp cannot encode with it; see the log")
+        context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
+        context.batch.features[:n] = hidden
+        if code := context.decode():
+            return code
+        states.nextn_rows(context, n, self.n_hidden)
+        for row in context.logits(n):
+            likeliest(row)
+        return 0
 
     def _run(self, batch: Rows) -> bool:
         """Evaluate rows and hand their results to the texts. False if that failed."""
@@ -208,6 +236,67 @@ class Head(Drafter):
             self.model.close()
 
 
+class LayerHead(Head):
+    """A head that reads the inputs of several layers of the target, side by side."""
+
+    has_last = False  # It may read the output of the last layer, too.
+    n_read: int | None = None  # The number of layers that it reads, if that is fixed.
+
+    def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int, n_features: int) -> None:
+        """Draft with `model`, in a context of its own whose batches have `n_features` numbers for each token.
+
+        Raises ModelError if llama.cpp cannot compute with the head, OptionError for the head of another model.
+        """
+        self.target_model = target_model
+        if lacking := states.missing((*states.NEXTN, *states.LAYERS)):
+            raise ModelError(
+                f"{self.name} {model.path}: it needs {lacking[0]}, which this llama.cpp lacks; install a newer one"
+            )
+        self.layers, n_layer, n_embd = states.target_layers(model), target_model.n_layer, target_model.n_embd
+        width = self.target_width(model)
+        last = n_layer if self.has_last else n_layer - 1
+        if len(self.layers) != (self.n_read or len(self.layers)) or max(self.layers) > last or width != n_embd:
+            raise OptionError(
+                f"{self.name} {model.path}: it reads layers {self.layers} of {width} numbers, and the model has "
+                f"{n_layer} layers of {n_embd}; it belongs to another model"
+            )
+        context = Context(model, settings_for(target, n_texts), other=target, n_features=n_features)
+        try:
+            states.give_layers(target, [layer for layer in self.layers if layer < n_layer])
+            if n_layer in self.layers:
+                states.give_nextn(target, every_token=True)
+            self.prepare(context)
+            super().__init__(model, context, target, len(self.layers) * n_embd)
+        except BaseException:
+            context.close()
+            raise
+
+    @abstractmethod
+    def target_width(self, model: Model) -> int:
+        """Return how many numbers of each layer it reads."""
+
+    @abstractmethod
+    def prepare(self, context: Context) -> None:
+        """Set what its context computes."""
+
+    def features(self, n: int) -> Floats:
+        """Return the inputs of the layers in the target's last batch, float32 [n, width]."""
+        return np.concatenate(self._rows(n), axis=1)
+
+    def spoil(self, n: int) -> None:
+        """Overwrite the features of the target's last batch."""
+        for rows in self._rows(n):
+            rows[:] = np.nan
+
+    def _rows(self, n: int) -> list[Floats]:
+        """Return a view of the inputs of each layer."""
+        target, n_layer, width = self.target, self.target_model.n_layer, self.target_model.n_embd
+        return [
+            states.layer_rows(target, layer, n, width) if layer < n_layer else states.nextn_rows(target, n, width)
+            for layer in self.layers
+        ]
+
+
 def settings_for(target: Context, n_texts: int) -> ContextSettings:
     """Return the settings of a head's context: a text for each slot of the target, of the same length."""
     of_target = target.settings
@@ -249,20 +338,12 @@ def _pass_times(head: Head) -> PassTimes:
         for n in took:
             context.clear()
             begun = time.perf_counter()
-            hidden = head.encoded(np.zeros((n, head.width), np.float32))
-            context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
-            if hidden is None:
-                raise ModelError(f"{head.name} {head.path}: llama.cpp cannot evaluate it; see the log")
-            context.batch.features[:n] = hidden
-            if code := context.decode():
-                raise ModelError(f"{head.name} {head.path}: llama_decode returned {code}")
-            logits = context.logits(n)
-            states.nextn_rows(context, n, head.n_hidden)
             try:
-                for row in range(n):
-                    likeliest(logits[row])
+                code = head.try_pass(n)
             except FloatingPointError as error:
                 raise ModelInvalid(head.path, f"returns {error}", "get the file again") from error
+            if code:
+                raise ModelError(f"{head.name} {head.path}: llama.cpp cannot evaluate it ({code}); see the log")
             took[n].append(1e3 * (time.perf_counter() - begun))
     context.clear()
     one, several = min(took[1]), min(took[BRANCHES])
@@ -324,8 +405,8 @@ class Rows:
 class HeadText(DraftText):
     """The text of one slot in the cells of a head.
 
-    Pair q is token q with the feature of token q - 1. Pairs below `_done` are in the cells of the first sequence id, at
-    position q - shift; the following ones wait in `_pending`.
+    Pair q is token q with the feature of token q - lag. Pairs below `_done` are in the cells of the first sequence id,
+    at position q - shift; the following ones wait in `_pending`.
     """
 
     def __init__(self, drafter: Head, seq: int) -> None:
@@ -419,10 +500,11 @@ class HeadText(DraftText):
         before = self._before_root() if start else np.zeros(self._head.width, np.float32)
         if not start:
             self._done = max(self._done, self._head.shift)
+        given = [before, *rows[:-1]] if self._head.lag else rows
         for i, token in enumerate(tokens):
             pair = start + i
             if pair >= self._done + len(self._pending):
-                self._pending.append((int(token), rows[i - 1] if i else before))
+                self._pending.append((int(token), given[i]))
         self._seen = start + len(tokens)
         self._recent.extend(rows if len(rows) <= KEPT else rows[-KEPT:].copy())  # A view would keep all of a prompt's.
         del self._recent[:-KEPT]
@@ -449,7 +531,7 @@ class HeadText(DraftText):
         head = self._head
         if len(self._pending) <= INLINE:
             return True
-        pays = self.pays_by_now(saves_ms, len(self._pending) * head.times.further * head.n_layers)
+        pays = self.pays_by_now(saves_ms, len(self._pending) * head.pair_ms)
         if not pays and not (self._follows and len(self._pending) <= KEPT):
             return False
         begun = time.perf_counter()
@@ -473,6 +555,11 @@ class HeadText(DraftText):
         """Count a pass for each token of the path that was not evaluated in this step, and one for the root."""
         known = sum(tuple(path[:n]) in self._states for n in range(len(path) + 1))
         return max(len(path) + 1 - known, 1)
+
+    def likely(self, path: tuple[int, ...]) -> Sequence[Likely]:
+        """Return what was predicted after a path in this step; nothing where it was not evaluated."""
+        found = self._states.get(path)
+        return () if found is None else found[2]
 
     def commit_pending(self) -> None:
         """Note that the pending pairs and the root are in the cells."""
