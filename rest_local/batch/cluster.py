@@ -11,8 +11,9 @@ Contract:
   answered with an error.
 
 How it works: a replica gets the jobs in groups, and sends its new answers about once a second. Ray does not repeat a
-group by itself, because it would repeat it on the same actor, which waits for a node to come back. After a round of all
-groups, the driver knows which answers are missing, and makes another round of these jobs.
+group by itself, because it would repeat it on the same actor, which waits for a node to come back. So the driver gives
+the jobs that a lost replica has not answered to the others, in smaller groups and at last alone: one of them may be
+what ended the replica.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """
@@ -24,8 +25,8 @@ import math
 import os
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ Opened = Callable[[EngineConfig], "Engine"]
 GROUP = 128  # maximum jobs per group; a replica decodes fewer at a time at the end of each group
 GROUPS_PER_REPLICA = 4  # minimum, so that no replica waits long for the last one
 SEND_S = 1.0
-TRIES = 3
+GROUPS_AGAIN = (16, 1)  # maximum jobs per group that one replica, or two, did not survive
+TRIES = len(GROUPS_AGAIN) + 1
 CLOSE_S = 30.0  # for replicas to save their histories at the end
 _HEADER_BYTES = 1 << 20
 
@@ -92,29 +94,12 @@ class Cluster:
         Ray is missing, the cluster cannot be reached, or no replica stays alive.
         """
         yield from (failed_line(job) for job in jobs if job.error is not None)
-        left = {job.number: job for job in in_order(jobs) if job.error is None}
-        if not left:
+        good = [job for job in in_order(jobs) if job.error is None]
+        if not good:
             return
         setup = _Setup(config, opened, model, max_tokens, _identity(config))
-        lost: Counter[int] = Counter()  # job number -> rounds that ended without its answer
-        without = 0  # rounds in a row that gave no answer
         with connected(self.address):
-            while left:
-                before, cause = len(left), ""
-                try:
-                    yield from _once(left, lost, _share(self, config), setup)
-                    lost.update(left.keys())
-                except Lost as error:
-                    cause = f": {error}"
-                without = 0 if len(left) < before else without + 1
-                if without == TRIES - 1 and len(left) > 1:
-                    raise ClusterFailed(f"no replica stays alive{cause}; see the logs of Ray")
-                if left:
-                    warn(f"a node or a replica was lost; {len(left)} of {before} requests are done again")
-                for number in [number for number, tries in lost.items() if tries >= TRIES]:
-                    del lost[number]
-                    text = f"{TRIES} replicas ended while they answered this request; see the logs of Ray"
-                    yield failed(left.pop(number), ApiError(500, text))
+            yield from _answers(good, _share(self, config), setup, warn)
 
 
 @dataclass(frozen=True)
@@ -138,81 +123,81 @@ class _Setup:
     version: str = __version__
 
 
-def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup) -> Iterator[JobAnswer]:
-    """Answer jobs in one round, and remove them from `left`.
+@dataclass
+class _Group:
+    """Jobs that a replica answers, and how many replicas were lost with them before."""
 
-    Lost jobs go in smaller groups, and at last alone, because one of them may end its replica.
-    """
-    losses = max(lost.values(), default=0)
-    alone = losses == TRIES - 1
-    size = 1 if alone else max(min(GROUP >> 3 * losses, len(left) // (GROUPS_PER_REPLICA * share.count)), 1)
-    jobs = list(left.values())
-    groups = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-    for number, record, timings in _stream(groups, share, setup, alone=alone):
-        job = left.pop(number, None)
-        if job is not None:  # a replica that was thought lost may have answered it before
-            del lost[number]
-            yield JobAnswer(job, record, timings)
+    jobs: dict[int, Job]
+    losses: int = 0
 
 
-def _stream(
-    groups: Sequence[Sequence[Job]], share: _Share, setup: _Setup, *, alone: bool
-) -> Iterator[tuple[int, dict[str, Any], Any]]:
-    """Yield number, record and timings of each job as it is answered, except for jobs of groups that are lost.
+def _groups(jobs: Iterable[Job], size: int, losses: int = 0) -> Iterator[_Group]:
+    listed = list(jobs)
+    for start in range(0, len(listed), size):
+        yield _Group({job.number: job for job in listed[start : start + size]}, losses)
 
-    A lost replica is replaced. A replica has two groups, so that it never waits, or with `alone` one. Raises Lost if
-    replicas are lost again and again, and nothing is answered.
+
+def _answers(
+    jobs: Sequence[Job], share: _Share, setup: _Setup, warn: Callable[[str], None]
+) -> Generator[JobAnswer, None, None]:
+    """Yield the answers of the replicas. A lost replica is replaced.
+
+    Raises ClusterFailed if replicas are lost again and again, and nothing is answered.
     """
     import ray
 
     actor: Any = ray.remote(Replica).options(num_cpus=share.cpus, num_gpus=share.gpus, scheduling_strategy="SPREAD")
-    waiting = list(reversed(groups))
-    replicas: dict[int, Any] = {}
-    # Streaming tasks, with the number of their replica. A replica gets groups after `begin` has run: one that waits for
-    # room on a node would keep them from the others.
-    starting: dict[Any, int] = {}
-    running: dict[Any, int] = {}
-    started = losses = 0
+    size = max(min(GROUP, len(jobs) // (GROUPS_PER_REPLICA * share.count)), 1)
+    waiting = deque(_groups(jobs, size))
+    replicas: list[Any] = []
+    idle: list[Any] = []
+    running: dict[Any, tuple[Any, _Group]] = {}  # the streaming task of a replica, and its jobs without an answer
+    lost = 0  # replicas in a row, without an answer
 
     def start() -> None:
-        nonlocal started
-        started += 1
-        replicas[started] = replica = actor.remote(setup, share.cpus)
-        for _ in range(1 if alone else 2):
-            starting[replica.begin.options(num_returns="streaming").remote()] = started
+        replicas.append(replica := actor.remote(setup, share.cpus))
+        # It gets jobs when this task has ended: one that waits for room on a node would keep them from the others.
+        running[replica.begin.options(num_returns="streaming").remote()] = replica, _Group({})
 
     try:
-        for _ in range(min(share.count, len(groups))):
+        for _ in range(min(share.count, len(waiting))):
             start()
-        while waiting or running:
-            task = ready([*running, *starting])
-            number = running[task] if task in running else starting[task]
+        while waiting or any(group.jobs for _, group in running.values()):
+            task = ready(running)
+            replica, group = running[task]
             try:
                 part = next(messages_of(task, "replica"), None)
             except Lost as error:
-                running.pop(task, None)
-                starting.pop(task, None)
-                if replicas.pop(number, None) is not None:
-                    losses += 1
-                    if losses > 2 * share.count:
-                        raise Lost(f"{losses} replicas were lost: {error}") from error
-                    start()
-                continue
+                del running[task]
+                replicas.remove(replica)
+                lost += 1
+                if group.losses + 1 < TRIES:
+                    if group.jobs:
+                        warn(f"a node or a replica was lost; {len(group.jobs)} requests are done again")
+                    waiting += _groups(group.jobs.values(), GROUPS_AGAIN[group.losses], group.losses + 1)
+                else:
+                    text = f"{TRIES} replicas ended while they answered this request; see the logs of Ray"
+                    yield from (failed(job, ApiError(500, text)) for job in group.jobs.values())
+                if lost > max(2 * share.count, TRIES):
+                    raise ClusterFailed(f"no replica stays alive: {error}; see the logs of Ray") from error
+                start()
+                part = []
             if isinstance(part, str):
                 raise ClusterFailed(part)
-            if part is not None:
-                losses = 0
-                yield from part
-                continue
-            running.pop(task, None)
-            starting.pop(task, None)
-            if waiting:
-                running[replicas[number].answers.options(num_returns="streaming").remote(waiting.pop())] = number
-        idle = [replica.close.remote() for number, replica in replicas.items() if number not in starting.values()]
+            if part is None:
+                del running[task]
+                idle.append(replica)
+            for number, record, timings in part or ():
+                lost = 0
+                yield JobAnswer(group.jobs.pop(number), record, timings)
+            while idle and waiting:
+                replica, group = idle.pop(), waiting.popleft()
+                task = replica.answers.options(num_returns="streaming").remote(list(group.jobs.values()))
+                running[task] = replica, group
         if idle:
-            ray.wait(idle, num_returns=len(idle), timeout=CLOSE_S)
+            ray.wait([replica.close.remote() for replica in idle], num_returns=len(idle), timeout=CLOSE_S)
     finally:
-        for replica in replicas.values():
+        for replica in replicas:
             ray.kill(replica)
 
 
