@@ -136,7 +136,6 @@ class Extension(Body):
     origins: bool | None = None
     policy: str | None = None
     verify: str | None = None
-    exact: bool | None = None
     context_shift: bool | None = None
     t_max_prompt_ms: Milliseconds | None = None
 

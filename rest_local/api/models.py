@@ -291,7 +291,7 @@ def _typed(text: str) -> Any:
 def capabilities(engine: Engine) -> list[str]:
     """Return the model's capabilities in Ollama's words."""
     model = engine.model
-    found = ["completion"] if engine.decoder.contexts else []
+    found = ["completion"] if engine.decoder.generates else []
     if pooling(model) is not None:
         return [*found, "embedding"]
     if _fills_gaps(engine):

@@ -79,7 +79,6 @@ def request_of(
         progress=bool(body.stream and body.return_progress),
         policy=extension.policy,
         verify=None if extension.verify is None else Relaxed.parse(extension.verify) or STRICT,
-        exact=bool(extension.exact),
         datastores=None if stores is None else tuple(stores),
         keep_prefix=body.cache_prompt is not False,
         context_shift=bool(extension.context_shift),
@@ -196,7 +195,7 @@ PREFIX_SHARE = 0.75
 
 def check_generates(engine: Engine) -> None:
     """Raise CannotGenerate for a model that only reads."""
-    if not engine.decoder.contexts:
+    if not engine.decoder.generates:
         raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
 
 

@@ -104,8 +104,8 @@ class Batch:
         self._stall_for(STALL_MS)
 
     def _stall_for(self, ms: float) -> None:
-        for context in self._decoder.contexts[:1]:
-            context.scheduler.prefill.stall_ms = ms
+        if self._decoder.generates:
+            self._decoder.context.scheduler.prefill.stall_ms = ms
 
 
 def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:

@@ -1,17 +1,13 @@
-"""One context and all that decodes on it: what it can verify, what it costs, its policies, its slots.
-
-`Decoder` has one, and perhaps a second one for exact requests (`open_exact`).
-"""
+"""The context of an engine and all that decodes on it: what it can verify, what it costs, its policies, its slots."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 
 from rest_local.calibration.measuring import ALWAYS_CHECKED, Measured, Progress
-from rest_local.calibration.settings import Fidelity, capability_of, contexts_to_try, settings_for
+from rest_local.calibration.settings import Fidelity, capability_of
 from rest_local.calibration.tuning import (
     Tuning,
     fast_self_test,
@@ -30,7 +26,6 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
 from rest_local.kv_cache.cell_format import PART, made_with
-from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import others_run, release_team, wait_briefly
 from rest_local.llama.model import Model
@@ -39,9 +34,7 @@ from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
-log = logging.getLogger("rest_local.engine")
 FRAME_MS = 30.0  # 33 pieces of text in a second are more than a reader sees
-TRIED_CONTEXT = 512  # The length does not matter on a CPU.
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
@@ -49,8 +42,8 @@ NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 class SlotSources:
     """The sources of each slot, which keep the index of its text. `failed` lists the stores that broke."""
 
-    def __init__(self, model: Model, failed: list[Searchable]) -> None:
-        self.failed = failed
+    def __init__(self, model: Model) -> None:
+        self.failed: list[Searchable] = []
         self._model = model
         self._of_slot: dict[Slot, Sources] = {}
 
@@ -74,7 +67,6 @@ class DecodeContext:
         model: Model,
         backend: Context,
         tuning: Tuning,
-        failed_stores: list[Searchable] | None = None,
         opener: Opener = NO_DRAFTER,
         busy: bool = False,
         sessions_limit: int = 0,
@@ -83,7 +75,6 @@ class DecodeContext:
         `sessions_limit`: bytes on disk for the cells of texts, of all models.
         """
         self.model, self.backend, self.tuning, self.exact = model, backend, tuning, tuning.fidelity == "exact"
-        self.opener = opener
         self.drafter, refusal = _opened(opener, backend)
         capability, warning = _capability(model, backend, tuning)
         self.auto = Auto(tuning.curve, self.drafter)
@@ -104,7 +95,7 @@ class DecodeContext:
             joined=joined,
             sessions=sessions,
         )
-        self.sources = SlotSources(model, [] if failed_stores is None else failed_stores)
+        self.sources = SlotSources(model)
         self.cells = CellStore(self.scheduler.slots, made, part, shares)
         told = (warning, _beyond_training(model, backend), refusal, no_sessions)
         self.warnings = [each for each in told if each]
@@ -122,12 +113,9 @@ class DecodeContext:
         settings: ContextSettings,
         fidelity: Fidelity,
         sessions_limit: int = 0,
-        failed_stores: list[Searchable] | None = None,
         opener: Opener = NO_DRAFTER,
     ) -> DecodeContext:
-        """Open a context in measured settings; measure what was not measured before. Contexts of one model share
-        `failed_stores`. Raises ModelError.
-        """
+        """Open a context in measured settings; measure what was not measured before. Raises ModelError."""
         if fidelity == "exact":
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         busy = others_run()
@@ -135,7 +123,7 @@ class DecodeContext:
         backend, tuning = tune(model, settings, fidelity)
         release_team()  # Another thread may decode from now on.
         try:
-            return cls(model, backend, tuning, failed_stores, opener, busy, sessions_limit)
+            return cls(model, backend, tuning, opener, busy, sessions_limit)
         except BaseException:
             backend.close()
             raise
@@ -216,31 +204,6 @@ class DecodeContext:
                 self.drafter.close()
             self.backend.close()
             wait_briefly(False)
-
-
-def open_exact(shared: DecodeContext) -> DecodeContext:
-    """Open another context of a model, for exact requests. Takes seconds and, the first time, measures. Any thread.
-
-    Raises ModelError where that does not fit the memory, or a child process could not compute in its settings.
-    """
-    model, backend = shared.model, shared.backend
-    if not library.supports_gpu():  # On a GPU that was tried when the model was loaded.
-        chosen = load_fallback.choose(
-            model.path,
-            model.n_gpu_layers,
-            model.options,
-            lambda options: contexts_to_try(options, TRIED_CONTEXT, backend.threads, 1, None, "exact"),
-        )
-        if chosen.warning:
-            raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
-    settings = settings_for(model.options, backend.n_ctx, backend.settings.threads)
-    sessions = shared.scheduler.slots.sessions
-    limit = 0 if sessions is None else sessions.files.folder.limit
-    context = DecodeContext.open(model, settings, "exact", limit, shared.sources.failed, shared.opener)
-    for told in context.warnings:
-        if told not in shared.warnings:
-            log.warning("%s", told)  # Those of the engine were shown when it was loaded.
-    return context
 
 
 def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:

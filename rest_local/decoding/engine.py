@@ -121,8 +121,8 @@ class Engine(Closing):
 
     @property
     def warnings(self) -> list[str]:
-        """Return what is switched off, and why. The first exact request may add to it."""
-        return list(dict.fromkeys(warning for context in self.decoder.contexts for warning in context.warnings))
+        """Return what is switched off, and why."""
+        return list(dict.fromkeys(self.decoder.context.warnings)) if self.decoder.generates else []
 
     @property
     def n_ctx(self) -> int:
@@ -133,14 +133,14 @@ class Engine(Closing):
         """Return totals since it was opened (`Totals`), and what there is now: tokens in the cells of all slots (shared
         ones for each), how many cells there are, and the age of the cost curve in seconds.
         """
-        contexts, slots = self.decoder.contexts, self.decoder.slots
+        context, slots = self.decoder.context if self.decoder.generates else None, self.decoder.slots
         return {
             **self.decoder.totals.to_dict(),
-            "passes": sum(context.scheduler.times.generating for context in contexts),
+            "passes": context.scheduler.times.generating if context else 0,
             "cells_used": sum(slot.n_past for slot in slots),
-            "cells": contexts[0].backend.n_cells if contexts else 0,
+            "cells": context.backend.n_cells if context else 0,
             "checkpoint_bytes": sum(slot.checkpoints.size for slot in slots),
-            "cost_curve_age_s": round(contexts[0].tuning.age, 1) if contexts else 0.0,
+            "cost_curve_age_s": round(context.tuning.age, 1) if context else 0.0,
         }
 
     @property

@@ -254,7 +254,7 @@ def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]
         return NO_DRAFTER, ""
     path, threads, layers = model_file(config.draft_model), config.threads or 0, config.draft_gpu_layers
     try:
-        return opener_of(path, model, size, config.slots + 1, threads, layers), ""
+        return opener_of(path, model, size, config.slots, threads, layers), ""
     except ModelNotFound:
         raise
     except (ModelError, OptionError) as error:

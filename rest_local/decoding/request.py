@@ -58,7 +58,6 @@ class Request:
         progress: report how much of the prompt is evaluated, in pieces without text (`Piece.progress`)
         policy: name of a drafting policy, or a policy of your own; None for the engine's
         verify: "strict" or `Relaxed(k, ratio)`; None for the engine's
-        exact: decode this request alone, in a context whose settings give the bits of plain decoding
         datastores: names of the engine's datastores to draft from, None for all
         keep_prefix: reuse what the KV cache already holds of the prompt
         context_shift: where the context is full, drop the oldest text after the first `keep_tokens` and go on
@@ -89,7 +88,6 @@ class Request:
     progress: bool = False
     policy: str | Policy | None = None
     verify: Relaxed | Strict | None = None
-    exact: bool = False
     datastores: tuple[str, ...] | None = None
     keep_prefix: bool = True
     context_shift: bool = False
@@ -138,7 +136,6 @@ class RequestOptions(TypedDict, total=False):
     progress: bool
     policy: str | Policy | None
     verify: Relaxed | Strict | None
-    exact: bool
     datastores: Sequence[str] | None
     keep_prefix: bool
     context_shift: bool

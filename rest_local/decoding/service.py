@@ -96,8 +96,7 @@ class Service(Closing):
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
-        Raises what `Decoder.prepare` raises (which may take seconds for the first exact request), QueueFull,
-        ServiceClosed.
+        Raises what `Decoder.prepare` raises, QueueFull, ServiceClosed.
         """
         return self.submit_all([request], wake)[0]
 
@@ -217,9 +216,9 @@ class Service(Closing):
                 self.engine.decoder.step(self._step)
         except BaseException as error:  # Nothing above can catch it: the thread ends here.
             log.exception("the engine stopped")
-            for context in self.engine.decoder.contexts:
-                if (sessions := context.scheduler.slots.sessions) is not None:
-                    sessions.stop_saving()  # It is not known what the cells hold.
+            decoder = self.engine.decoder
+            if decoder.generates and (sessions := decoder.context.scheduler.slots.sessions) is not None:
+                sessions.stop_saving()  # It is not known what the cells hold.
             self._failure = error
         with self._lock:
             self._closing = "now"

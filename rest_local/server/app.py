@@ -185,6 +185,6 @@ def start_service(engine: Engine, queue: int) -> Service:
     """Start the service of an engine. `queue` requests may wait."""
     from rest_local.decoding.service import Service
 
-    if engine.decoder.contexts:
+    if engine.decoder.generates:
         engine.model.vocabulary.grammar_tokens()  # takes 1 s for 128 000 tokens, partly with the GIL held
     return Service(engine, queue=queue)

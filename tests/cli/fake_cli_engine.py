@@ -148,7 +148,7 @@ class FakeEngine:
         tuning = SimpleNamespace(curve=self.cost_curve, self_test=self.self_test, state=lambda: self.calibration)
         cells = SimpleNamespace(save=self.save_cells, load=self.load_cells)
         context = SimpleNamespace(capability=self.capability, compare=self.compare, tuning=tuning, cells=cells)
-        return SimpleNamespace(context=context, contexts=[context])
+        return SimpleNamespace(context=context, generates=True)
 
     def statistics(self) -> dict[str, Any]:
         return {"cells_used": 12}

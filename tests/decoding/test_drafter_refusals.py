@@ -276,25 +276,6 @@ def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
         assert answer(engine)
 
 
-def test_a_head_that_takes_the_memory_of_an_exact_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The second context opens without one, with one line."""
-    target, path = model_and_drafter("eagle3", tmp_path, "Q8_0")
-    with Engine.load(target, n_ctx=256, threads=1, slots=2, draft_model=path) as engine:
-        assert engine.warnings == []
-
-        def refuse(*_: object) -> Head:
-            raise ModelError(f"EAGLE-3 head {path}: no context")
-
-        monkeypatch.setitem(head_kinds.HEADS, "eagle3", refuse)
-        result = engine.generate(PROMPT, max_tokens=12, exact=True).wait()
-        assert len(result.tokens) == 12
-        assert [line for line in engine.warnings if "no context" in line] == [
-            f"going on without the draft model: EAGLE-3 head {path}: no context"
-        ]
-
-
 def test_a_model_that_reports_no_layer_inputs(
     tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

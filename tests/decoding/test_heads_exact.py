@@ -14,7 +14,6 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.models.heads import Head
 from rest_local.drafting.sources import Sources
 from rest_local.grammar import gbnf
 from rest_local.llama import context as contexts
@@ -159,18 +158,11 @@ def test_fast_answers_differ_at_near_ties_only(fast: Engine) -> None:
             agree(plain, answer(fast, prompt).tokens)
 
 
-def test_several_requests_share_passes(fast: Engine, exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They draft trees, and answers leave what is said alone at near-ties only.
-
-    An exact request among them has a head of its own on a context of its own.
-    """
-    wanted = answer(exact, PROMPTS[0], 40, policy="off").tokens
+def test_several_requests_share_passes(fast: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They draft trees, and answers leave what is said alone at near-ties only."""
     with Service(fast) as service:
         alone_said = [service.submit(asked(fast, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
-        own = service.submit(asked(fast, PROMPTS[0], exact=True, policy="off")).wait(60)
-        assert own.tokens == wanted
-        shared, alone = fast.decoder.contexts
-        drafter = shared.drafter
+        drafter = fast.decoder.context.drafter
         assert drafter is not None
         together: list[int] = []
         real = drafter.answer
@@ -179,13 +171,8 @@ def test_several_requests_share_passes(fast: Engine, exact: Engine, monkeypatch:
         )
         with drafting(fast, 20, 6):
             streams = [service.submit(asked(fast, prompt)) for prompt in PROMPTS]
-            own_stream = service.submit(asked(fast, PROMPTS[0], exact=True))
             for one, stream in zip(alone_said, streams, strict=True):
                 agree(one, stream.wait(60).tokens)
-            assert own_stream.wait(60).tokens == wanted
-        if isinstance(drafter, Head):
-            assert alone.drafter is not drafter
-            assert own_stream.result.draft.by_source["model"].drafted > 0
         assert max(together) > 1
 
 

@@ -300,13 +300,6 @@ def test_a_draft_model_does_not_follow_a_text_with_images(opened: Open, tiny_mod
     assert answer(engine, given, 40) == expected
 
 
-def test_an_exact_request_sees_the_image_in_its_own_context(opened: Open) -> None:
-    engine = opened(slots=2)
-    given = prompt(engine, "abc {} what? ", 1)
-    assert answer(engine, given, exact=True) == answer(opened(exact=True), given)
-    assert encoded(engine) == 1
-
-
 def test_lost_cells_are_evaluated_again(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that fails in the middle of an answer: the image in the cells is evaluated once more."""
     engine = opened()

@@ -19,9 +19,7 @@ from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
 from rest_local.decoding.core import RequestState
-from rest_local.decoding.decoder import Decoder
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.following import OpenDatastores
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request import Request
@@ -285,33 +283,6 @@ def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.Monk
             missing.append(len(sequence.text.tokens) - len(sequence.request.prompt) - len(sequence.result.tokens))
     assert set(missing[1:]) == {1 if wait > 1.0 else 0}
     assert sequence.result.tokens == said([1, 2], 10, Draws(5))
-
-
-def test_text_does_not_wait_for_the_pass_of_another_context() -> None:
-    """A pass for exact requests, on their own context, would stand between two of the shared one."""
-    devices = [FakeDevice(), FakeDevice()]
-    schedulers = [ahead(device) for device in devices]
-    decoder = object.__new__(Decoder)
-    decoder.datastores = OpenDatastores()
-    contexts: Any = [
-        SimpleNamespace(scheduler=scheduler, step=lambda number, scheduler=scheduler: scheduler.step())
-        for scheduler in schedulers
-    ]
-    decoder.contexts = contexts
-    sequences = [
-        sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)
-    ]
-    for scheduler, sequence in zip(schedulers, sequences, strict=True):
-        scheduler.submit(sequence)
-    for step in range(1, 10):
-        decoder.step(step)
-        assert [len(sequence.result.tokens) for sequence in sequences] == [step, step]
-    decoder.cancel(sequences[1])
-    for step in range(10, 15):
-        decoder.step(step)
-        assert len(sequences[0].result.tokens) == step - 1, "alone again, with the next pass"
-    schedulers[0].deliver()
-    assert len(sequences[0].result.tokens) == 14, "before stores that were drafted from are closed, say"
 
 
 # ---- Of a real engine ----------------------------------------------------------------------------------------------

@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
-from rest_local import Engine, Sampling
-from rest_local.calibration import tuning
+from rest_local import Engine
 from rest_local.calibration.measuring import LoadMeter
-from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import Totals
 from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
-from rest_local.errors import ModelError, OptionError, PromptEmpty, QueueFull, RestLocalError, ServiceClosed
-from rest_local.llama.context import Context
-from rest_local.llama.model import Model
-from rest_local.stop import Stop
+from rest_local.errors import OptionError, PromptEmpty, QueueFull, RestLocalError, ServiceClosed
 
 TinyModel = Callable[..., Path]
 PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
@@ -57,27 +52,6 @@ def test_pieces_are_the_text_and_the_totals_count_it(engine: Engine, service: Se
     assert after["predicted_tokens"] - before["predicted_tokens"] == 40 * len(PROMPTS)
     assert (after["running"], after["waiting"]) == (0, 0)
     assert {row["state"] for row in service.slots()} == {"idle"}
-
-
-def test_exact_requests_among_others_answer_like_an_exact_engine(tiny_model: TinyModel, service: Service) -> None:
-    """Drafted chains and seeded sampling included; on a context of their own."""
-    engine = service.engine
-    wanted = []
-    samplings = (Sampling(), Sampling(temperature=0.8, seed=11))
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=1024, exact=True) as alone:
-        for prompt in PROMPTS[:2]:
-            for sampling in samplings:
-                stream = alone.generate(prompt, max_tokens=40, sampling=sampling, policy="off")
-                list(stream)
-                wanted.append(stream.result.tokens)
-    streams: list[Stream] = []
-    others = [service.submit(asked(engine, prompt, 120)) for prompt in PROMPTS[2:]]
-    for prompt in PROMPTS[:2]:
-        for sampling in samplings:
-            streams.append(service.submit(asked(engine, prompt, exact=True, sampling=sampling)))
-    assert [stream.wait(60).tokens for stream in streams] == wanted
-    for other in others:
-        other.wait(60)
 
 
 @contextlib.contextmanager
@@ -302,103 +276,6 @@ def test_calls_run_between_passes_and_raise_where_they_were_asked(engine: Engine
     with pytest.raises(RestLocalError, match="no"):
         service.run(refuse)
     assert len(stream.wait(30).tokens) == 200
-
-
-def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> DecodeContext:
-        raise ModelError("no context")
-
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
-        monkeypatch.setattr(DecodeContext, "open", refuse)
-        other = service.submit(asked(engine, "a", 60))
-        with pytest.raises(ModelError, match="no context"):
-            service.submit(asked(engine, "b", 5, exact=True))
-        assert len(other.wait(30).tokens) == 60
-        assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
-
-
-def test_an_engine_that_is_closed_does_not_wait_for_the_self_test_of_exact_requests(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nor does a request that is given up, nor one that waits for the first. The context is closed."""
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    begun, opened, closed = threading.Event(), list[Context](), list[Context]()
-
-    def endless(model: Model, context: Context, *_: object) -> dict[str, Any]:
-        close = context.close
-        monkeypatch.setattr(context, "close", lambda: (closed.append(context), close()))
-        opened.append(context)
-        while True:
-            context.batch.fill([1], [0], 0, 1, 1)
-            context.decode()
-            context.clear()
-            begun.set()
-
-    monkeypatch.setattr(tuning, "run_exact_self_test", endless)
-    errors: list[Exception] = []
-
-    def ask(engine: Engine, stop: Stop) -> None:
-        with stop.here():
-            try:
-                engine.decoder.prepare(asked(engine, "b", 5, exact=True))
-            except ServiceClosed as error:
-                errors.append(error)
-
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
-        stops = [Stop(), Stop()]
-        threads = [threading.Thread(target=ask, args=(engine, stop)) for stop in stops]
-        threads[0].start()
-        assert begun.wait(60)
-        threads[1].start()
-        stops[1].set()
-        threads[1].join(60)
-        assert len(errors) == 1
-        stops[0].set()
-        threads[0].join(60)
-        assert len(errors) == 2
-        begun.clear()
-        last = threading.Thread(target=ask, args=(engine, Stop()))
-        last.start()
-        assert begun.wait(60)
-    last.join(60)
-    assert len(errors) == 3
-    assert closed == opened
-    assert len(opened) == 2
-
-
-def test_others_are_served_while_the_context_for_exact_requests_is_opened(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That may take any time. What the new context cannot do is told."""
-    opens, may_open, open_it = threading.Event(), threading.Event(), DecodeContext.open
-
-    def slowly(*arguments: Any) -> DecodeContext:
-        opens.set()
-        assert may_open.wait(60)
-        context = open_it(*arguments)
-        context.warnings.append("not exact here")
-        return context
-
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
-        monkeypatch.setattr(DecodeContext, "open", slowly)
-        exact: list[Stream] = []
-        asks = [
-            threading.Thread(target=lambda: exact.append(service.submit(asked(engine, "b", 5, exact=True))))
-            for _ in range(2)
-        ]
-        for thread in asks:
-            thread.start()
-        assert opens.wait(30)
-        for _ in range(2):
-            assert len(service.submit(asked(engine, "a", 40)).wait(30).tokens) == 40
-        may_open.set()
-        for thread in asks:
-            thread.join()
-        assert [len(stream.wait(30).tokens) for stream in exact] == [5, 5]
-        assert engine.warnings.count("not exact here") == 1
-        assert caplog.text.count("not exact here") == 1
 
 
 def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:

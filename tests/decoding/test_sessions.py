@@ -115,21 +115,6 @@ def test_exact_answers_are_the_same_bits(tiny_model: TinyModel) -> None:
         assert told(engine, second) == (expected, cached)
 
 
-def test_an_exact_request_of_an_engine_that_is_not_has_its_own(tiny_model: TinyModel) -> None:
-    model, first = tiny_model("llama"), text(700)
-    with opened(model) as engine:
-        said, _ = answer(engine, first, exact=True)
-    with opened(model, sessions=0) as engine:
-        answer(engine, first, exact=True)
-        expected, _ = answer(engine, [*first, *said], exact=True)
-    with opened(model) as engine:
-        assert answer(engine, [*first, *said])[1] == 0, "cells of the other context"
-    with opened(model) as engine:
-        found, cached = answer(engine, [*first, *said], exact=True)
-        assert cached == len(first) + len(said) - 1
-        assert found == expected
-
-
 @pytest.mark.parametrize("drafter", COVERING)
 def test_what_drafts_goes_on_after_a_restore(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft_whatever_it_costs(monkeypatch)

@@ -203,17 +203,6 @@ def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(model: 
     assert len(tried) == 2
 
 
-def test_an_exact_request_that_would_crash_is_refused_and_the_engine_goes_on(
-    model: Path, break_when: BreakWhen
-) -> None:
-    with Engine.load(model, n_ctx=128, threads=1) as engine:
-        break_when(lambda task: SEGV if uses_flash(task) else "")
-        with pytest.raises(ModelInvalid, match="SIGSEGV"):
-            engine.generate("a", exact=True)
-        assert engine.warnings == []
-        assert "".join(piece.text for piece in engine.generate("a", max_tokens=2))
-
-
 def test_a_draft_model_is_tried_too(model: Path, break_when: BreakWhen, caplog: pytest.LogCaptureFixture) -> None:
     break_when(lambda task: SEGV if task["options"]["repack"] else "")
     with Model.open(model, vocab_only=True) as target:

@@ -49,7 +49,7 @@ class FakeEngine:
         self.projector = None
         self.decoder = SimpleNamespace(
             predictions=Predictions(self.model.vocabulary, n_ctx),
-            contexts=[None],
+            generates=True,
             use_datastores=self.datastores.take,
         )
 

@@ -123,7 +123,7 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
     monkeypatch.setattr("rest_local.decoding.engine.open_context", refuse)
     monkeypatch.setattr("rest_local.decoding.opening.load_fallback.choose", refuse)
     with Engine.load(vectors.path, history=True) as engine:
-        assert not engine.decoder.contexts
+        assert not engine.decoder.generates
         assert not engine.warnings
         assert engine.statistics()["requests"] == 0
         engine.decoder.forget()

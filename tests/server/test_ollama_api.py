@@ -13,6 +13,7 @@ from live import Live, Scripted
 from rest_local.api.errors import ApiError
 from rest_local.api.models import Row, counted, find_name, quantization, running, tagged, tags
 from rest_local.api.ollama import GenerateBody, OllamaChatBody, chat_body, chat_messages, prompt_messages
+from rest_local.decoding.verify import Relaxed
 from rest_local.llama.sampling_defaults import SamplingDefaults
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -55,12 +56,13 @@ def test_what_the_request_leaves_open_comes_from_the_options_of_the_server(scrip
 
 def test_fields_of_this_server_alone(scripted: Scripted) -> None:
     live = scripted()
-    own = {"rest_local": {"policy": "off", "exact": True}, "datastore": []}
+    own = {"rest_local": {"policy": "off", "verify": "relaxed"}, "datastore": []}
     for path, body in (("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "x", "raw": True})):
         live.post(path, body | own | {"shift": True})
     for number in (0, 1):
         request = live.service.stream(number).request
-        assert (request.policy, request.exact, request.datastores, request.context_shift) == ("off", True, (), True)
+        assert (request.policy, request.verify, request.datastores) == ("off", Relaxed(), ())
+        assert request.context_shift
 
 
 def test_what_is_ignored_is_named_with_a_reason(scripted: Scripted) -> None:

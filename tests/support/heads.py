@@ -78,10 +78,10 @@ def forget_learned(engine: Engine) -> None:
     in other tests decides whether what drafts is asked.
     """
     engine.decoder.forget()
-    for context in engine.decoder.contexts:
-        auto = decode_context.Auto(context.tuning.curve)
-        auto.shared.drafter = context.auto.shared.drafter
-        context.auto = context._policies[auto.name] = auto
+    context = engine.decoder.context
+    auto = decode_context.Auto(context.tuning.curve)
+    auto.shared.drafter = context.auto.shared.drafter
+    context.auto = context._policies[auto.name] = auto
 
 
 def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]:
