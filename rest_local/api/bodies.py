@@ -201,7 +201,6 @@ class GenerationBody(Body):
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None
-    service_tier: str | None = None
     rest_local: Extension | None = None
 
     @model_validator(mode="before")

@@ -85,7 +85,6 @@ def request_of(
         keep_tokens=len(prompt) if n_keep < 0 else min(n_keep, len(prompt)),
         prompt_seconds=most_ms / 1e3 if most_ms and most_ms > 0 else None,
         session=body.prompt_cache_key or "",
-        background=body.service_tier == "flex",
     )
 
 

@@ -68,7 +68,6 @@ class Request:
         session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`)
         owner: only requests of the same owner share what the KV cache holds of this one, or have it restored from disk
         client: whose request it is: clients get equal shares of the slots, however many requests they have
-        background: give way to every request that does not run in the background, at every forward pass
 
     Raises OptionError for a number out of range.
     """
@@ -97,7 +96,6 @@ class Request:
     session: str = ""
     owner: str = ""
     client: str = ""
-    background: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.verify, str) and self.verify != STRICT:
@@ -145,7 +143,6 @@ class RequestOptions(TypedDict, total=False):
     session: str
     owner: str
     client: str
-    background: bool
 
 
 class ChatOptions(RequestOptions, total=False):

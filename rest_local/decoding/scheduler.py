@@ -4,7 +4,6 @@ Contract: requests over one backend, on one thread; `step` does one forward pass
 
 - `RequestQueue` says which requests have a slot, `Prefill` how much of which prompt a pass has, and `Forward` has the
   stages of a pass. All of it is called from here, and nothing calls back.
-- Requests in the background have no part in a pass while others are admitted.
 - Where the device computes on its own, the text of a pass is delivered once the next pass is submitted. No pass is
   submitted for an answer that has ended: its tokens say so, and where there are stop strings, its text is read first.
 """
@@ -94,7 +93,7 @@ class Scheduler:
         self.slots = Slots(backend, shares, capability.copies, in_order, sessions, drafter)
         self.forward = Forward(backend, capability, self.slots, overlaps, frame_ms, drafter)
         self.prefill = Prefill(backend, curve, shares, joined if shares and drafter is None else 0)
-        self.queue = RequestQueue(backend, self.slots, shares, self.prefill)
+        self.queue = RequestQueue(backend, self.slots, shares)
         self.times = PassTimes(self.slots, self.queue, curve)
 
     @property
@@ -124,9 +123,7 @@ class Scheduler:
                 self._try(state, _encode_next)
         if restoring:
             self._restore()
-        served = [each for each in queue.admitted if not each.text.is_restoring]
-        first = [each for each in served if not each.request.background]
-        done = self._pass(first) or self._pass([each for each in served if each.request.background])
+        done = self._pass([each for each in queue.admitted if not each.text.is_restoring])
         self.times.end_step()
         return done
 
@@ -237,8 +234,7 @@ class Scheduler:
             if error.code == NO_ROOM and tried.parts and not all(each.text.is_prefilling for each in still):
                 with_parts = False
             elif error.code == NO_ROOM and len(self.queue.admitted) > 1:
-                if not self.queue.give_way(tried.states[0]):
-                    self.queue.make_room()
+                self.queue.make_room()
                 # In the same step, or two that do not fit could push each other out for ever.
                 still = [each for each in still if each in self.queue.admitted]
             else:

@@ -444,7 +444,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         common=st.integers(0, 40), prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=30),
-        n=st.integers(0, 40), keep=st.booleans(), drafts=st.booleans(), background=st.booleans(),
+        n=st.integers(0, 40), keep=st.booleans(), drafts=st.booleans(),
         client=st.sampled_from("aab"), owner=st.sampled_from(["", "", "other"]),
     )  # fmt: skip
     def submit(
@@ -454,7 +454,6 @@ class Life(RuleBasedStateMachine):
         n: int,
         keep: bool,
         drafts: bool,
-        background: bool,
         client: str,
         owner: str,
     ) -> None:
@@ -462,7 +461,7 @@ class Life(RuleBasedStateMachine):
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
         sequence = sequence_of(
-            self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep, background=background,
+            self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep,
             client=client, owner=owner,
         )  # fmt: skip
         sequence.submitted = -math.inf  # so that no measured time decides which sequence gives up its slot
@@ -624,102 +623,3 @@ def test_text_that_comes_at_once_ends_where_the_answer_ends(n: int) -> None:
     full = ask(scheduler_of(FakeBackend(n_ctx=2 + n), frame_ms=100.0), [5, 6], 40)
     assert full.result.tokens == said([5, 6], n + 1)
     assert full.result.finish_reason == "length"
-
-
-def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:
-    """Count the forward passes until it is done."""
-    passes = 0
-    while not sequence.done:
-        scheduler.step()
-        passes += 1
-        assert passes < 1000
-    return passes
-
-
-@pytest.mark.parametrize("n_slots", [1, 2, 4])
-def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
-    """A request needs as many passes as on an idle machine, and is alone in them, even if every slot was taken.
-
-    The requests that waited give the same answers afterwards.
-    """
-    prompts = prompts_of(5, 9)
-    alone = FakeBackend(n_ctx=256, n_slots=n_slots)
-    wanted = sequence_of(alone, prompts[0], 30)
-    scheduler = scheduler_of(alone)
-    scheduler.submit(wanted)
-    passes = steps_until_done(scheduler, wanted)
-
-    backend = FakeBackend(n_ctx=256, n_slots=n_slots)
-    scheduler = scheduler_of(backend)
-    later = [sequence_of(backend, prompt, 60, background=True) for prompt in prompts[1:]]
-    submit_all(scheduler, later)
-    for _ in range(10):
-        scheduler.step()
-    assert len(scheduler.queue.admitted) == n_slots
-    before = [len(sequence.result.tokens) for sequence in later]
-    one = sequence_of(backend, prompts[0], 30)
-    scheduler.submit(one)
-    assert steps_until_done(scheduler, one) == passes
-    assert [len(sequence.result.tokens) for sequence in later] == before
-    assert one.result.tokens == said(prompts[0], 30)
-    run(scheduler, [])
-    for sequence, prompt in zip(later, prompts[1:], strict=True):
-        assert sequence.result.tokens == said(prompt, 60)
-
-
-def test_a_request_in_the_background_takes_no_slot_while_others_run() -> None:
-    backend = FakeBackend(n_ctx=256, n_slots=4)
-    scheduler = scheduler_of(backend)
-    one, later = (sequence_of(backend, prompt, 9, background=n > 0) for n, prompt in enumerate(prompts_of(2, 9)))
-    for sequence in (one, later):
-        scheduler.submit(sequence)
-    while not one.done:
-        assert later not in scheduler.queue.admitted
-        scheduler.step()
-    run(scheduler, [])
-    assert later.done
-
-
-def test_requests_in_the_background_give_up_their_cells() -> None:
-    backend = FakeBackend(n_ctx=128, n_slots=4)
-    scheduler = scheduler_of(backend)
-    prompts = prompts_of(4, 30)
-    later = [sequence_of(backend, prompt, 8, background=True) for prompt in prompts[:3]]
-    submit_all(scheduler, later)
-    scheduler.step()
-    one = sequence_of(backend, prompts[3] * 2, 40)
-    scheduler.submit(one)
-    before = [len(sequence.result.tokens) for sequence in later]
-    steps_until_done(scheduler, one)
-    assert [len(sequence.result.tokens) for sequence in later] == before
-    run(scheduler, [])
-    for sequence, prompt in zip(later, prompts, strict=False):
-        assert sequence.result.tokens == said(prompt, 8)
-
-
-def test_requests_in_the_background_keep_cells_that_others_do_not_need() -> None:
-    """They do so too while one of them waits for what another one is about to evaluate."""
-    backend = FakeBackend(n_ctx=2048, n_slots=4)
-    scheduler = scheduler_of(backend)
-    later = [sequence_of(backend, prompt, 20, background=True, ignore_end=True) for prompt in prompts_of(2, 200)]
-    submit_all(scheduler, later)
-    while not all(each.answer.begun for each in later):
-        scheduler.step()
-    held = [each.text.slot.n_past for each in later]
-    submit_all(scheduler, [sequence_of(backend, [3, 4, 5] * 100, 5) for _ in range(2)])
-    scheduler.step()
-    assert [each.text.slot.n_past for each in later if each.text.has_slot] == held
-    run(scheduler, [])
-
-
-def test_a_prompt_does_not_wait_for_one_in_the_background_that_begins_alike() -> None:
-    backend = FakeBackend(n_ctx=1024, n_slots=4)
-    scheduler = scheduler_of(backend)
-    long = prompts_of(1, 200)[0] * 3
-    scheduler.submit(sequence_of(backend, prompts_of(1, 7)[0], 200))
-    scheduler.step()
-    scheduler.submit(sequence_of(backend, [*long, 1], 5, background=True))
-    one = sequence_of(backend, [*long, 2], 5)
-    scheduler.submit(one)
-    scheduler.step()
-    assert one in scheduler.queue.admitted

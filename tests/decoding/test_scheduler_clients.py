@@ -1,6 +1,5 @@
 """Slots and cells between clients: equal shares of the slots, and nothing of another user in the cells."""
 
-import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ from support.fake_sources import Keen, fortune
 from support.prices import FLAT, FixedCurve
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding import queue
 from rest_local.decoding import scheduler as scheduling
 from rest_local.decoding.core import RequestState, Slot
 from rest_local.decoding.results import Totals
@@ -30,18 +28,15 @@ class Clock:
     now = 0.0
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (queue, scheduling):
-        monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), "perf_counter": lambda: clock.now}))
+    monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
-def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6, **options: Any) -> RequestState:
-    sequence = sequence_of(backend, prompt, n, client=client, **options)
-    sequence.submitted = 0.0
-    return sequence
+def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6) -> RequestState:
+    return sequence_of(backend, prompt, n, client=client)
 
 
 def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int = 0) -> list[RequestState]:
@@ -111,70 +106,12 @@ def test_a_client_that_holds_a_slot_comes_after_one_that_has_none() -> None:
     assert scheduler.queue.admitted == [long, first_of_b]
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_no_slot_is_given_up_for_a_client_that_has_one(clock: Clock, background: bool) -> None:
-    backend = FakeBackend(n_ctx=1024, n_slots=3)
-    scheduler = scheduler_of(backend, SLOPE)
-    many = [of(backend, "a", TEXTS[n], 60, background=background) for n in range(3)]
-    few = [of(backend, "b", TEXTS[n], 60, background=background) for n in range(3, 6)]
-    submit_all(scheduler, many)
-    scheduler.step()
-    submit_all(scheduler, few)
-    clock.now = 1000.0
-    for _ in range(5):
-        scheduler.step()
-        assert scheduler.queue.admitted == [*many[:2], few[0]]
-
-
 def test_rounds_of_clients_that_are_gone_are_forgotten() -> None:
     backend = FakeBackend(n_ctx=256)
     scheduler = scheduler_of(backend, SLOPE)
     for n in range(30):
         run(scheduler, [of(backend, f"client {n}", TEXTS[n], 1)])
     assert len(scheduler.queue._rounds) <= 1
-
-
-def test_a_client_without_a_slot_gets_one_of_another_that_has_several(clock: Clock) -> None:
-    """Once it has waited as long as the text that gives way takes to be evaluated again; the answers stay."""
-    backend = FakeBackend(n_ctx=1024, n_slots=2)
-    scheduler = scheduler_of(backend, SLOPE)
-    texts = [[1] * 50, [2] * 40, [3] * 10, [4] * 10]
-    many = [of(backend, "a", texts[0], 60), of(backend, "a", texts[1], 60)]
-    few = [of(backend, "b", texts[2], 30), of(backend, "b", texts[3], 30)]
-    submit_all(scheduler, many)
-    scheduler.step()
-    scheduler.step()
-    scheduler.prefill.learn(16, 16.0, others=False, n_decodes=1)
-    submit_all(scheduler, few)
-    clock.now = 0.035
-    scheduler.step()
-    assert scheduler.queue.admitted == many, "its 40 tokens take longer than that"
-    clock.now = 0.045
-    scheduler.step()
-    assert scheduler.queue.admitted == [many[0], few[0]]
-    assert list(scheduler.queue.waiting) == [many[1], few[1]]
-    clock.now = 1000.0
-    scheduler.step()
-    assert scheduler.queue.admitted == [many[0], few[0]], "each has its share"
-    run(scheduler, [])
-    for text, sequence in zip(texts, [*many, *few], strict=True):
-        assert sequence.result.tokens == said(text, len(sequence.result.tokens))
-        assert sequence.result.finish_reason == "length"
-
-
-def test_no_slot_is_given_up_for_a_text_that_has_no_room(clock: Clock) -> None:
-    backend = FakeBackend(n_ctx=128, n_slots=2)
-    scheduler = scheduler_of(backend, SLOPE)
-    many = [of(backend, "a", [1] * 40, 40), of(backend, "a", [2] * 10, 40)]
-    submit_all(scheduler, many)
-    scheduler.step()
-    clock.now = 1000.0
-    large = of(backend, "b", [3] * 100, 5)
-    scheduler.submit(large)
-    scheduler.step()
-    assert scheduler.queue.admitted == many
-    run(scheduler, [])
-    assert large.result.tokens == said([3] * 100, 5)
 
 
 def test_users_share_no_cells() -> None:
