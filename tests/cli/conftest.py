@@ -27,3 +27,15 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
         return engine
 
     return install
+
+
+@pytest.fixture
+def chat_engine(fake_engine: Callable[..., FakeEngine]) -> Callable[..., FakeEngine]:
+    """Return `fake_engine` with a model that can chat."""
+
+    def install(*scripts: list[FakePiece | BaseException], **fields: Any) -> FakeEngine:
+        engine = fake_engine(*scripts, **fields)
+        engine.model.chat_template = "fake"
+        return engine
+
+    return install

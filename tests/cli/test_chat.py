@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
+from fake_cli_engine import HELLO, Call, FakePiece, Install
 
 from rest_local import paths
 
@@ -15,18 +15,6 @@ GIVEN = ("chat", "-m", "model.gguf")
 @pytest.fixture(autouse=True)
 def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
-
-
-@pytest.fixture
-def chat_engine(fake_engine: Install) -> Install:
-    """Return `fake_engine` with a model that can chat."""
-
-    def install(*scripts: Any, **fields: Any) -> FakeEngine:
-        engine = fake_engine(*scripts, **fields)
-        engine.model.chat_template = "fake"
-        return engine
-
-    return install
 
 
 @pytest.mark.parametrize(
@@ -87,11 +75,11 @@ def test_an_interrupt_prints_and_keeps_what_came_and_is_130(chat_engine: Install
 LOOP = [FakePiece("la ", (5, 6), ("target", "target"))] * 200
 
 
-def test_an_answer_that_repeats_itself_says_so_once_and_goes_on(fake_engine: Install, call: Call) -> None:
-    fake_engine(LOOP).model.chat_template = "fake"
+def test_an_answer_that_repeats_itself_says_so_once_and_goes_on(chat_engine: Install, call: Call) -> None:
+    chat_engine(LOOP)
     done = call("chat", "-m", "m.gguf", "sing")
     assert (done.code, done.out, done.err) == (0, "la " * 200 + "\n", "[the answer repeats itself; Ctrl-C stops it]\n")
-    fake_engine(LOOP[:60]).model.chat_template = "fake"
+    chat_engine(LOOP[:60])
     assert call("chat", "-m", "m.gguf", "sing").err == ""
 
 

@@ -91,13 +91,14 @@ def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() 
     assert any("plain" in line and "drafted" in line for line in shown.splitlines())
 
 
-def test_the_default_model_answers_in_sentences(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_answers_in_sentences(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("REST_LOCAL_MODEL")
     try:
         default_model()
     except ModelNotFound as error:
         pytest.skip(str(error))
-    done = call("demo", "-n", "24", "--repeats", "1", "--json")
+    (tmp_path / "a.py").write_text("def area(width, height):\n    return width * height\n" * 3)
+    done = call("demo", "-n", "16", "--repeats", "1", "--json", "--code", str(tmp_path / "a.py"))
     assert done.code == 0, done.err
     question, edit = json.loads(done.out)["prompts"]
     assert len(question["text"].split()) > 8

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import Call, FakeEngine, FakePiece, FakeStream, Install
+from fake_cli_engine import Call, FakePiece, FakeStream, Install
 
 from rest_local.cli import edit as edit_module
 from rest_local.cli.edit import LARGEST_CONTEXT, with_context
@@ -50,18 +50,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def model(fake_engine: Install) -> Install:
-    """Return `fake_engine` with a model that can chat."""
-
-    def install(*scripts: Script, **fields: Any) -> FakeEngine:
-        engine = fake_engine(*scripts, **fields)
-        engine.model.chat_template = "{{ messages }}"
-        return engine
-
-    return install
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "a.py"
     path.write_text(OLD)
@@ -85,9 +73,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch, call: Call) -> Call:
     return at_terminal
 
 
-def test_yes_writes_the_file_and_tells_the_speed(model: Install, edit: Call, file: Path) -> None:
+def test_yes_writes_the_file_and_tells_the_speed(chat_engine: Install, edit: Call, file: Path) -> None:
     """The file is in the prompt, and is the prediction."""
-    engine = model(fenced(NEW))
+    engine = chat_engine(fenced(NEW))
     done = edit(file, "make y 20", "--yes", "--temp", "0.5")
     assert (done.code, done.out, done.err) == (0, PATCH.format(file), f"{file}: +1 -1, {SPEED}\n")
     assert file.read_text() == NEW
@@ -104,8 +92,10 @@ def test_yes_writes_the_file_and_tells_the_speed(model: Install, edit: Call, fil
     }
 
 
-def test_without_a_terminal_the_patch_is_printed_and_nothing_written(model: Install, edit: Call, file: Path) -> None:
-    model(fenced(NEW))
+def test_without_a_terminal_the_patch_is_printed_and_nothing_written(
+    chat_engine: Install, edit: Call, file: Path
+) -> None:
+    chat_engine(fenced(NEW))
     done = edit(file, "make y 20")
     assert (done.code, done.out) == (1, PATCH.format(file))
     assert done.err.endswith("1 file would change; nothing was written, --yes writes\n")
@@ -113,13 +103,13 @@ def test_without_a_terminal_the_patch_is_printed_and_nothing_written(model: Inst
 
 
 def test_patch_of_a_relative_path_is_applied_by_git(
-    model: Install, edit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat_engine: Install, edit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     old, new = "\ufeffa\r\nb\tb\r\nc\rc\r\nd", "\ufeffa\r\nb\tB\r\nc\rc\r\nnew\r\nd"
     Path("sub").mkdir()
     Path("sub/f.txt").write_bytes(old.encode())
-    model(fenced("a\nb\tB\nc\rc\nnew\nd\n"))
+    chat_engine(fenced("a\nb\tB\nc\rc\nnew\nd\n"))
     patch = edit("sub/f.txt", "change").out
     subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True)
     assert Path("sub/f.txt").read_bytes() == new.encode()
@@ -130,13 +120,13 @@ def test_patch_of_a_relative_path_is_applied_by_git(
     [("y\n\nY\n", "ac", 3), ("n\na\n", "bc", 2), ("y\nq\n", "a", 2), ("a\n", "abc", 1), ("y\ny\n", "", 2)],
 )
 def test_several_files_are_asked_about_one_by_one(
-    model: Install, terminal: Call, tmp_path: Path, typed: str, changed: str, asked: int
+    chat_engine: Install, terminal: Call, tmp_path: Path, typed: str, changed: str, asked: int
 ) -> None:
     """The last case is an interrupt at the third question: then nothing is written, whatever was said before."""
     paths = [tmp_path / f"{name}.py" for name in "abc"]
     for path in paths:
         path.write_text(OLD)
-    engine = model(fenced(NEW))
+    engine = chat_engine(fenced(NEW))
     done = terminal(*paths, "make y 20", typed=typed)
     assert f"Write {paths[0]}? [y]es [n]o [a]ll [q]uit [n]: " in done.out
     assert "".join(path.stem for path in paths if path.read_text() == NEW) == changed
@@ -160,9 +150,9 @@ def test_several_files_are_asked_about_one_by_one(
     ],
 )
 def test_what_is_no_whole_file_is_refused_in_one_line(
-    model: Install, edit: Call, file: Path, script: Script, options: list[str], cause: str
+    chat_engine: Install, edit: Call, file: Path, script: Script, options: list[str], cause: str
 ) -> None:
-    model(script)
+    chat_engine(script)
     done = edit(file, "make y 20", "--yes", *options)
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert done.err.startswith("rest-local: error: ")
@@ -170,8 +160,8 @@ def test_what_is_no_whole_file_is_refused_in_one_line(
     assert file.read_text() == OLD
 
 
-def test_the_answer_to_a_refused_file_is_kept(model: Install, edit: Call, file: Path, kept: Path) -> None:
-    model(answer("I cannot\x1b[2J do that."))
+def test_the_answer_to_a_refused_file_is_kept(chat_engine: Install, edit: Call, file: Path, kept: Path) -> None:
+    chat_engine(answer("I cannot\x1b[2J do that."))
     done = edit(file, "make y 20")
     (path,) = kept.iterdir()
     assert path.read_text() == "I cannot\x1b[2J do that."
@@ -182,8 +172,8 @@ def test_the_answer_to_a_refused_file_is_kept(model: Install, edit: Call, file: 
     assert len(list(kept.iterdir())) == 2
 
 
-def test_a_file_that_changed_meanwhile_is_not_written(model: Install, edit: Call, file: Path) -> None:
-    model([*fenced(NEW), lambda: file.write_text("other\n")])
+def test_a_file_that_changed_meanwhile_is_not_written(chat_engine: Install, edit: Call, file: Path) -> None:
+    chat_engine([*fenced(NEW), lambda: file.write_text("other\n")])
     done = edit(file, "make y 20", "--yes")
     assert (done.code, file.read_text()) == (1, "other\n")
     assert (
@@ -192,10 +182,10 @@ def test_a_file_that_changed_meanwhile_is_not_written(model: Install, edit: Call
     )
 
 
-def test_interrupt_leaves_every_file_as_it_was(model: Install, edit: Call, file: Path) -> None:
+def test_interrupt_leaves_every_file_as_it_was(chat_engine: Install, edit: Call, file: Path) -> None:
     other = file.parent / "b.py"
     other.write_text(OLD)
-    engine = model(fenced(NEW), [*fenced(NEW)[:1], KeyboardInterrupt()])
+    engine = chat_engine(fenced(NEW), [*fenced(NEW)[:1], KeyboardInterrupt()])
     done = edit(file, other, "make y 20", "--yes")
     assert (done.code, file.read_text(), other.read_text()) == (130, OLD, OLD)
     assert done.err.endswith("interrupted; no file was changed\n")
@@ -204,13 +194,13 @@ def test_interrupt_leaves_every_file_as_it_was(model: Install, edit: Call, file:
 
 
 def test_interrupt_while_files_are_written_waits(
-    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+    chat_engine: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = file.parent / "b.py"
     other.write_text(OLD)
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *names: (os.kill(os.getpid(), 2), replace(*names)))
-    model(fenced(NEW))
+    chat_engine(fenced(NEW))
     assert edit(file, other, "make y 20", "--yes").code == 0
     assert (file.read_text(), other.read_text()) == (NEW, NEW)
 
@@ -225,9 +215,9 @@ def test_interrupt_while_files_are_written_waits(
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(
-    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], cause: str
+    chat_engine: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], cause: str
 ) -> None:
-    engine = model(fenced(NEW))
+    engine = chat_engine(fenced(NEW))
     monkeypatch.chdir(file.parent)
     Path("b.py").write_text("b\n")
     done = edit(*arguments)
@@ -237,9 +227,9 @@ def test_wrong_usage_is_one_line_and_exit_2(
 
 @pytest.mark.parametrize("content", [None, b"a\xff", "a".encode("utf-16"), b"a\0"])
 def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
-    model: Install, edit: Call, tmp_path: Path, file: Path, content: bytes | None
+    chat_engine: Install, edit: Call, tmp_path: Path, file: Path, content: bytes | None
 ) -> None:
-    engine = model(fenced(NEW))
+    engine = chat_engine(fenced(NEW))
     bad = tmp_path / "bad"
     if content is not None:
         bad.write_bytes(content)
@@ -250,20 +240,20 @@ def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
 
 
 def test_an_answer_after_a_context_shift_is_refused(
-    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+    chat_engine: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = FakeStream.result
     monkeypatch.setattr(FakeStream, "result", property(lambda self: replace(whole.__get__(self), truncated=True)))
-    model(fenced(NEW))
+    chat_engine(fenced(NEW))
     done = edit(file, "make y 20", "--yes", "--context-shift")
     assert (done.code, file.read_text()) == (1, OLD)
     assert "a context shift dropped the beginning of the file; nothing was written" in done.err
 
 
-def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) -> None:
+def test_json_is_one_line_for_each_file(chat_engine: Install, edit: Call, file: Path) -> None:
     other = file.parent / "b.py"
     other.write_text(OLD)
-    model(fenced(NEW), answer(""))
+    chat_engine(fenced(NEW), answer(""))
     done = edit(file, other, "make y 20", "--yes", "--json")
     first, second = map(json.loads, done.out.splitlines())
     assert (first["file"], first["written"], first["error"], first["speedup"]) == (str(file), True, None, 2.0)
@@ -274,12 +264,12 @@ def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) 
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(
-    model: Install, terminal: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+    chat_engine: Install, terminal: Call, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     file.write_text("a\x1b[2J\tb\n")
-    model(fenced("a\x1b]0;c\x07\tb\n"))
+    chat_engine(fenced("a\x1b]0;c\x07\tb\n"))
     out = terminal(file, "change it", typed="y\n").out
     assert "\x1b" not in out
     assert "\x07" not in out
