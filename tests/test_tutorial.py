@@ -142,13 +142,11 @@ def start_and_stop(lines: str, place: Path, programs: Path) -> None:
 
 
 def until_it_is_ready(process: subprocess.Popen[str]) -> str:
-    """Return what it has said when it watches, when its server is healthy, or when it has ended."""
+    """Return what it has said when its server is healthy, or when it has ended."""
     assert process.stdout is not None
     said = ""
     while line := process.stdout.readline():
         said += line
-        if "watching " in line:
-            break
         if address := re.search(r"http://[\d.:]+", line):
             while process.poll() is None and not healthy(address[0]):
                 time.sleep(0.05)

@@ -1,5 +1,6 @@
 """The commands of a chat, with a fake engine."""
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,12 +8,14 @@ from typing import Any
 
 import pytest
 from fake_cli_engine import HELLO, FakeEngine
+from support.images import picture
 
+from rest_local.chat.images import part_of
 from rest_local.cli.chat import commands
 from rest_local.cli.chat.commands import perform
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Talk, TalkOptions
-from rest_local.errors import PromptTooLong
+from rest_local.errors import OptionError, PromptTooLong
 from rest_local.llama.sampling_defaults import SamplingDefaults
 
 Said = Callable[[], str]
@@ -200,3 +203,28 @@ def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pyt
     perform(talk, "/save second")
     assert json.loads((data / "sessions" / "second.json").read_text())["messages"][0]["content"] == "new"
     NamedSession("first").close()  # is free again
+
+
+class FakeProjector:
+    """A projector that takes what begins as a PNG does."""
+
+    def image(self, data: bytes) -> None:
+        if not data.startswith(b"\x89PNG"):
+            raise OptionError("the data is no image")
+
+
+def test_an_image_goes_with_the_next_message_alone(talk: Talk, engine: FakeEngine, tmp_path: Path, said: Said) -> None:
+    image = tmp_path / "my image.png"
+    image.write_bytes(picture(1))
+    perform(talk, f"/image '{image}'")
+    assert "the model has no projector here, so it takes no images; give its --mmproj" in said()
+    engine.projector = FakeProjector()
+    perform(talk, f"/image '{image}'")
+    assert said() == "my image.png goes with the next message\n"
+    perform(talk, "What is this?")
+    parts: Any = talk.conversation.messages[0]["content"]
+    assert parts == [{"type": "text", "text": "What is this?"}, part_of(image.read_bytes())]
+    assert base64.b64decode(parts[1]["image_url"]["url"].partition(",")[2]) == image.read_bytes()
+    perform(talk, "And now?")
+    assert talk.conversation.messages[2]["content"] == "And now?"
+    assert len(engine.messages[-1]) == 3

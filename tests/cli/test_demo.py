@@ -9,6 +9,7 @@ from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
 from rich.console import Console
 
 from rest_local.catalog.stores import default_model
+from rest_local.cli import comparing
 from rest_local.cli.comparing import QUESTION, Prompt
 from rest_local.cli.demo import Screen
 from rest_local.errors import ModelNotFound
@@ -104,3 +105,42 @@ def test_the_default_model_answers_in_sentences(call: Call, monkeypatch: pytest.
     assert len(question["text"].split()) > 8
     assert edit["plain"]["n_tokens"] > 0
     assert "SmolLM2" in done.err
+
+
+def test_runs_are_interleaved_and_the_speedup_is_the_median_of_pairs() -> None:
+    engine: Any = FakeEngine([list(HELLO)])
+    policies: list[str | None] = []
+
+    def generate(prompt: str, *, policy: str | None, **more: Any) -> Any:
+        policies.append(policy)
+        engine.speeds[None] = 100.0 + 10 * len(policies)
+        return FakeEngine.generate(engine, prompt, policy=policy, **more)
+
+    engine.generate = generate
+    measured = comparing.compare(engine, Prompt("a title", "text", chat=False), max_tokens=30, repeats=3)
+    assert policies == ["off", None] * 4
+    assert measured.drafted.speeds == (140.0, 160.0, 180.0), "the first pair is shown and does not count"
+    assert measured.speedup == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_an_edit_is_begun_up_to_the_new_name_without_the_newline(tmp_path: Path, chat: bool) -> None:
+    code = tmp_path / "a.go"
+    code.write_text("import x\n" * 9 + "func total(price int) int {\n\treturn price + price\n}\n" * 60)
+    _, edit = comparing.prompts(code, chat)
+    assert edit.title == "a.go: rename price to new_price"
+    assert edit.chat is chat
+    begun = edit.begun.removeprefix("```\n")
+    assert begun.startswith("func total(new_price int) int {\n\treturn new_price + new_price\n}\n")
+    assert not begun.endswith("\n")
+    assert 0.3 * comparing.PASSAGE < len(begun) < 0.6 * comparing.PASSAGE
+    assert "import" not in edit.text
+
+
+@pytest.mark.parametrize("text", ["price", "price\n", "\n\nprice = price\n", "caf\u00e9s\r\n" * 999, "long_" * 999])
+def test_any_file_has_a_passage_to_edit(tmp_path: Path, text: str) -> None:
+    code = tmp_path / "a.txt"
+    code.write_text(text)
+    question, edit = comparing.prompts(code, True)
+    assert question.title == comparing.QUESTION
+    assert "new_" in edit.begun

@@ -122,11 +122,31 @@ def test_nothing_from_a_file_reaches_the_terminal_with_its_control_characters(co
     fields["recipe"] = {"sources": [{"kind": "walk", "paths": [evil]}], "model": evil, evil: {evil: [evil]}}
     del fields["sha256"]
     (path / "manifest.json").write_bytes(sealed(fields))
-    for arguments in (("info", "mine"), ("list",), ("search", "mine", "os.getpid")):
+    for arguments in (("info", "mine"), ("list",), ("search", "mine", "os.getpid"), ("check", "mine")):
         printed = call(*arguments).stdout
         assert printed.replace("\n", "").isprintable()
     assert call("info", "mine").stdout.count("red") >= 5
     assert answer("info", "mine")["indexes"][0]["recipe"]["model"] == evil
+
+
+def test_check_lists_every_fault_and_exits_with_1(corpus):
+    path = Path(answer("build", corpus, "-o", "mine")["path"])
+    assert "no damage" in call("check", "mine", "--thorough").stdout
+    files = [file for kind in ("order", "tokens") for file in path.glob(f"*.{kind}.bin")]
+    for file in files:
+        file.write_bytes(b"?" + file.read_bytes()[1:])
+    orphan = path / f"{'0' * 16}.order.bin"
+    orphan.write_bytes(b"x")
+    done = call("check", "mine")
+    assert done.exit_code == 1
+    assert all(f"{file}: does not match its checksum" in done.stdout for file in files)
+    assert "2 faults; `rest-local index rebuild mine` replaces it" in done.stdout
+    assert not orphan.exists(), "a killed process left it"
+    found = answer("check", "mine")
+    assert (found["ok"], [fault["kind"] for fault in found["faults"]]) == (False, ["checksum", "checksum"])
+    assert call("check", "mine", "--vocabulary", "bytes").exit_code == 1
+    with pytest.raises(DatastoreNotFound):
+        call("check", "nothing")
 
 
 @pytest.fixture

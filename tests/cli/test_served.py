@@ -3,6 +3,7 @@
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -11,7 +12,7 @@ from support.toy import demo_model
 from rest_local.cli import options, serve
 from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.main import cli
-from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.errors import OptionError
 
 
@@ -76,3 +77,13 @@ def _option() -> tuple[click.Context, click.Parameter]:
 def test_an_alias_that_would_mean_two_models_is_refused(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         serve.aliases_of(given, ["a", "b"])
+
+
+def test_the_process_of_a_model_gets_a_path_that_does_not_depend_on_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = serve.Named("demo", demo_model(), True)
+    given = (Path("mmproj.gguf"), AUTO_PROJECTOR, None)
+    made: list[Any] = [serve.choice(model, EngineConfig(mmproj=each), ASLEEP, ()) for each in given]
+    assert [each.load.args[0].mmproj for each in made] == [tmp_path / "mmproj.gguf", AUTO_PROJECTOR, None]
