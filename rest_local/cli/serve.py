@@ -261,8 +261,8 @@ def serve(
             choices.append(choice(each, config, live, also.get(each.name, ()), own, chat_template_kwargs))
         eager = named[0].eager
         _announce(settings, sockets[0].getsockname()[1], len(choices))
-        if len(choices) == 1 and idle is None:
-            supervise(settings, choices[0], sockets, eager=eager, limit=memory, queue=queue)
+        if len(choices) == 1 and eager and idle is None and memory is None:
+            supervise(settings, choices[0], sockets, queue)
             return
         if memory is None and len(choices) > 1:
             memory = default_limit()

@@ -2,8 +2,7 @@
 
 Every route of `rest_local.server` is also a route of this application. It answers calls marked `of_server`, and
 forwards any other to the process of the model that the body's field `model` names, or else the query (`?model=NAME`),
-or else to the default model. A model that is loaded in this process (`LocalModel`) answers its calls itself. Host,
-origin, key and size are checked here.
+or else to the default model. Host, origin, key and size are checked here.
 
 `GET /slots` and `GET /metrics` do not load a model.
 
@@ -30,7 +29,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,17 +43,15 @@ from rest_local.api.answers import EVENT_STREAM, event
 from rest_local.api.bodies import Body, load
 from rest_local.api.errors import ApiError, responses_error, shape_of
 from rest_local.api.models import Row, named_row
-from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
 from rest_local.server.http import DRAIN_SECONDS, HttpServer, TimedProtocol
-from rest_local.server.operations import Endpoint, Routes, post
+from rest_local.server.operations import Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, ServerSettings
-from rest_local.server.state import STATE
 from rest_local.server.streaming import CONNECTION, json_response, watched
 
 _SMALL = 1 << 14  # a body of fewer bytes is parsed in the event loop
@@ -107,23 +103,17 @@ class ModelBody(Body):
     model: str
 
 
-async def forward(request: HttpRequest, endpoint: Endpoint, checks_name: bool) -> Response:
-    """Return the answer of the model. If it is in this process, `endpoint` answers.
-
-    With `checks_name`, `endpoint` itself refuses names of other models. Raises ApiError 400, 403, 404, and what
-    `Pool.using` raises.
-    """
+async def forward(request: HttpRequest) -> Response:
+    """Return the answer of the model. Raises ApiError 400, 403, 404, and what `Pool.using` raises."""
     router = router_of(request)
     # A page of another site has a browser fetch an image or a link without naming the page's origin. The page could not
     # read the answer, but the call would load a model.
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in request.headers:
         raise ApiError(403, "pages of other sites may not call this", code="origin_not_allowed")
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
-    entry = router.entry(await _model_of(request, router, body, checks_name))
+    entry = router.entry(await _model_of(request, router, body))
     load = request.method not in ("GET", "HEAD") or request.url.path not in _STATISTICS
     if load or entry.status == "loaded":
-        if entry.is_local:
-            return Answered(router.pool, entry, request, endpoint, load=load)
         return Forwarded(router.pool, entry, body, load=load)
     if request.url.path == "/slots":
         return json_response([])
@@ -132,15 +122,10 @@ async def forward(request: HttpRequest, endpoint: Endpoint, checks_name: bool) -
     return Response(b"", media_type="text/plain")
 
 
-async def _model_of(request: HttpRequest, router: RouterState, body: bytes, checks_name: bool) -> str | None:
+async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:
     """Return the name of the model in a request. Raises ApiError 400 for a body that is no JSON object."""
-    first, *others = router.pool.entries
-    if not others and ANY_MODEL in router.settings.aliases:
-        return None  # any name will do
     if not body:
         return request.query_params.get("model")
-    if not others and checks_name and first.status == "loaded" and "model" not in request.query_params:
-        return None  # the endpoint parses the body, so once is enough
     value = load(body) if len(body) < _SMALL else await anyio.to_thread.run_sync(load, body)
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
@@ -171,35 +156,8 @@ ROUTES: Routes = (
 
 
 def create_router(state: RouterState) -> Starlette:
-    shared = tuple(
-        (
-            operation,
-            endpoint if operation.of_server else partial(forward, endpoint=endpoint, checks_name=operation.streams),
-        )
-        for operation, endpoint in model_app.ROUTES
-    )
+    shared = ((each, endpoint if each.of_server else forward) for each, endpoint in model_app.ROUTES)
     return model_app.assemble((*shared, *ROUTES), state, state.settings)
-
-
-class Answered(Response):
-    """The answer of a model in this process, by `endpoint`. `load` is as for `Pool.using`."""
-
-    def __init__(
-        self, pool: Pool, entry: Entry, request: HttpRequest, endpoint: Endpoint, *, load: bool = True
-    ) -> None:
-        super().__init__()
-        self._pool, self._entry, self._request, self._endpoint, self._load = pool, entry, request, endpoint, load
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.AsyncExitStack() as used:
-            with anyio.CancelScope() as here:
-                async with watched(receive, here.cancel):  # a client that leaves waits no more; the load goes on
-                    model = await used.enter_async_context(self._pool.using(self._entry, load=self._load))
-            if here.cancelled_caught:
-                return
-            scope[STATE] = cast("LocalModel", model).state
-            response = await self._endpoint(self._request)
-            await response(scope, receive, send)
 
 
 NDJSON = "application/x-ndjson"
@@ -235,8 +193,7 @@ class Forwarded(Response):
 
     async def _forward(self, scope: Scope, send: Send) -> None:
         for _ in range(_TRIES):
-            async with self._pool.using(self._entry, load=self._load) as model:
-                process = cast("ModelProcess", model)
+            async with self._pool.using(self._entry, load=self._load) as process:
                 try:
                     exchange = await Exchange.begin(process, *_of_client(scope), self._body)
                 except OSError:
@@ -328,7 +285,7 @@ class Exchange(asyncio.Protocol):
         cls, process: ModelProcess, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> Exchange:
         """Send a request. Raises OSError if the process takes no connection."""
-        own = ((SECRET.encode(), process.setup.secret), (_LENGTH, str(len(body)).encode()))
+        own = ((SECRET.encode(), process.setup.secret or b""), (_LENGTH, str(len(body)).encode()))
         lines = (b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % pair for pair in (*headers, *own)), b"", body)
         transport, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
         transport.write(b"\r\n".join(lines))
@@ -406,6 +363,10 @@ class ModelChoice:
     need: Callable[[], Need]
     aliases: tuple[str, ...] = ()
 
+    def aliases_in(self, settings: ServerSettings) -> tuple[str, ...]:
+        """Return the aliases of this model in a server: its own, and `*` if any name will do."""
+        return (*self.aliases, *((ANY_MODEL,) if ANY_MODEL in settings.aliases else ()))
+
 
 class Routing(HttpServer):
     """A server of several models. `run` it in the main thread, or in any other without signals.
@@ -414,7 +375,6 @@ class Routing(HttpServer):
         models: the first one is the default
         eager: load the default model at the start; if that fails, the server ends with its error
         limit, idle, queue: see `Pool`
-        local: load the models in this process
     """
 
     def __init__(
@@ -427,23 +387,21 @@ class Routing(HttpServer):
         idle: float | None = None,
         queue: int = 64,
         drain_seconds: int = DRAIN_SECONDS,
-        local: bool = False,
     ) -> None:
         self.settings = settings
         secret = secrets.token_hex(16).encode()
-        anything = (ANY_MODEL,) if ANY_MODEL in settings.aliases else ()
         entries = []
         for each in models:
-            own = replace(settings, aliases=(*each.aliases, *anything))
+            own = replace(settings, aliases=each.aliases_in(settings))
             setup = Setup(own, each.name, each.load, queue, drain_seconds, secret)  # type: ignore[arg-type]
-            entries.append(Entry(setup, each.path, each.need, each.aliases, is_local=local))
+            entries.append(Entry(setup, each.path, each.need, each.aliases))
         self.pool = Pool(entries, limit=limit, idle=idle, queue=queue)
         self.state = RouterState(settings, self.pool)
         self._eager = eager
         self._error: ModelProcessFailed | ApiError | None = None
         self.loaded = threading.Event()  # set when loading has succeeded or failed
         # The second descriptor is for the connection to the process of the model.
-        super().__init__(create_router(self.state), drain_seconds, descriptors=1 if local else 2)
+        super().__init__(create_router(self.state), drain_seconds, descriptors=2)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped. Raises ModelProcessFailed for the default model at the start, KeyboardInterrupt."""
@@ -457,12 +415,6 @@ class Routing(HttpServer):
 
     def begin_stop(self) -> None:
         self.pool.begin_stop()
-
-    def end_answers(self) -> None:
-        self.pool.end_answers()
-
-    def on_ready(self) -> None:
-        """Override this to act in the loop when the models loaded at the start are ready."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve with the processes of the models, and end them."""
@@ -486,7 +438,6 @@ class Routing(HttpServer):
             if self._eager:
                 await self.pool.load(self.pool.entries[0])
             self.state.ready = True
-            self.on_ready()
         except (ModelProcessFailed, ApiError) as error:
             if not self.should_exit:  # a stop may have caused the error
                 self._error = error

@@ -1,7 +1,5 @@
 """The models of a server and their processes: loaded on demand, restarted after a crash, unloaded for room or idleness.
 
-A single model may be loaded in this process instead (`LocalModel`), and the same rules apply to it.
-
     async with pool.using("qwen") as process: ...
 
 Contract:
@@ -34,7 +32,6 @@ from rest_local.api.errors import ApiError, loading, no_such_model
 from rest_local.api.models import find_name
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
-from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 
@@ -42,8 +39,6 @@ log = logging.getLogger("rest_local.server")
 
 STEADY_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # idle models are looked for at least this often
-
-Model = ModelProcess | LocalModel
 
 
 @dataclass
@@ -54,9 +49,8 @@ class Entry:
     path: Path  # the first file
     need: Callable[[], Need]  # called before each load, because the file may have changed
     aliases: tuple[str, ...] = ()
-    is_local: bool = False  # loaded in this process
-    process: Model | None = None
-    loading: asyncio.Task[Model] | None = None
+    process: ModelProcess | None = None
+    loading: asyncio.Task[ModelProcess] | None = None
     users: int = 0  # requests that use the process
     waiting: int = 0  # requests that wait until it is loaded
     used_at: float = 0.0  # the last request ended then
@@ -118,7 +112,7 @@ class Pool:
         raise no_such_model()
 
     @contextlib.asynccontextmanager
-    async def using(self, entry: Entry, *, load: bool = True) -> AsyncIterator[Model]:
+    async def using(self, entry: Entry, *, load: bool = True) -> AsyncIterator[ModelProcess]:
         """Yield the model's process, which is not unloaded meanwhile.
 
         Loads the model if need be. With `load` false it does not, and the call does not count as use: the model may be
@@ -158,12 +152,6 @@ class Pool:
             if entry.process is not None:
                 entry.process.kill()
 
-    def end_answers(self) -> None:
-        """End the answers of a local model that still run. Other processes do so by themselves."""
-        for entry in self.entries:
-            if isinstance(entry.process, LocalModel):
-                entry.process.state.end_answers()
-
     async def close(self) -> None:
         """Stop all processes, let their running answers end, and wait for that.
 
@@ -177,7 +165,7 @@ class Pool:
         stops = [entry.process.stop() for entry in self.entries if entry.process is not None]
         await asyncio.gather(*stops, *tasks, return_exceptions=True)
 
-    async def _process(self, entry: Entry, load: bool = True) -> Model:
+    async def _process(self, entry: Entry, load: bool = True) -> ModelProcess:
         while True:
             if self._closing:
                 raise ApiError(503, "the server is stopping", code="busy", headers={"retry-after": "1"})
@@ -194,20 +182,20 @@ class Pool:
             finally:
                 entry.waiting -= 1
 
-    def _load_in_background(self, entry: Entry) -> asyncio.Task[Model]:
+    def _load_in_background(self, entry: Entry) -> asyncio.Task[ModelProcess]:
         """Return the load that is going on, or start a new one."""
         if entry.loading is None:
             entry.loading = asyncio.create_task(self._load(entry))
             entry.loading.add_done_callback(lambda task: self._on_loaded(entry, task))
         return entry.loading
 
-    def _on_loaded(self, entry: Entry, task: asyncio.Task[Model]) -> None:
+    def _on_loaded(self, entry: Entry, task: asyncio.Task[ModelProcess]) -> None:
         entry.loading = None
         error = None if task.cancelled() else task.exception()
         if error is not None and not entry.waiting and not self._closing:  # no waiting request reports it
             log.warning("%s", error)
 
-    async def _load(self, entry: Entry) -> Model:
+    async def _load(self, entry: Entry) -> ModelProcess:
         if (first := entry.makes_room_for) is not None and first.loading is not None:
             await asyncio.wait([first.loading])
         entry.makes_room_for = None
@@ -217,7 +205,7 @@ class Pool:
             if self._waits_for_room is entry:
                 self._waits_for_room, self._freed = None, 0
 
-    async def _load_in_turn(self, entry: Entry) -> Model:
+    async def _load_in_turn(self, entry: Entry) -> ModelProcess:
         while True:
             async with self._load_lock:
                 if entry.process is None:
@@ -238,7 +226,7 @@ class Pool:
             # Answers may take minutes. Models that have room can be loaded meanwhile.
             await (self._unload(other) if first is None else asyncio.wait([first]))
 
-    async def _start_with_room(self, entry: Entry) -> Model:
+    async def _start_with_room(self, entry: Entry) -> ModelProcess:
         """Start the model, and if that fails, unload the idle models and try once more."""
         try:
             return await self._start(entry)
@@ -256,13 +244,9 @@ class Pool:
                 await self._unload(each)
             return await self._start(entry)
 
-    async def _start(self, entry: Entry) -> Model:
+    async def _start(self, entry: Entry) -> ModelProcess:
         """Start a process and wait until it has loaded the model. Raises ModelProcessFailed."""
-        process: Model
-        if entry.is_local:
-            process = LocalModel(entry.setup)
-        else:
-            process = ModelProcess(entry.setup, lambda ended: self._on_end(entry, ended))
+        process = ModelProcess(entry.setup, lambda ended: self._on_end(entry, ended))
         entry.process, entry.leaving = process, False
         try:
             if self._closing:

@@ -1,7 +1,7 @@
 """The process of one model, as its parent sees it (`ModelProcess`), and what it does itself (`serve`).
 
-It runs the server of `rest_local.server` on a loopback port that only the parent can use. (With one model it is the
-server that clients reach: `rest_local.router.supervisor`.)
+It runs the server of `rest_local.server` on a loopback port that only the parent can use, or on the sockets of
+`rest_local.router.supervisor`, which clients reach.
 
 Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), and closes stdin
 when the process has to stop. The process writes lines of JSON to stdout:
@@ -56,21 +56,26 @@ class Setup:
     load: Callable[[], Engine]
     queue: int
     drain_seconds: int
-    secret: bytes  # required in every request
-    sockets: tuple[int, ...] = ()  # inherited descriptors
+    secret: bytes | None  # required in every request; None if clients reach the process
+    sockets: tuple[int, ...] = ()  # inherited descriptors to listen on
 
     def open(self, parent: ParentChannel) -> tuple[HttpServer, list[socket.socket]]:
         """Return the server, and the sockets that it listens on. Called in the process."""
         from rest_local.api.models import meta
-        from rest_local.server.app import Serving
+        from rest_local.server.app import Serving, log_loaded
         from rest_local.server.http import listen
 
         def loaded(state: State) -> None:
             assert state.engine is not None
             parent.tell("loaded", meta=meta(state.engine))
+            if self.sockets:
+                log_loaded(state)
 
-        listening = listen(replace(self.settings, host="127.0.0.1", port=0))
-        parent.tell("listening", port=listening.getsockname()[1])
+        # asyncio disables Nagle's algorithm only on sockets with this protocol (`server.http.listen`).
+        listening = [socket.socket(proto=socket.IPPROTO_TCP, fileno=each) for each in self.sockets]
+        if not listening:
+            listening = [listen(replace(self.settings, host="127.0.0.1", port=0))]
+            parent.tell("listening", port=listening[0].getsockname()[1])
         serving = Serving(
             self.settings,
             self.name,
@@ -80,7 +85,7 @@ class Setup:
             secret=self.secret,
             on_loaded=loaded,
         )
-        return serving, [listening]
+        return serving, listening
 
 
 class ModelProcessFailed(RestLocalError):

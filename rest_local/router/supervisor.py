@@ -1,7 +1,6 @@
 """The parent of a server with one model.
 
-It holds the listening sockets and serves nothing. Clients reach its child, the server, directly (`Routing` with the
-model in its own process).
+It holds the listening sockets and serves nothing. Clients reach its child, the server, directly.
 
 - A child that crashes is started again at once. If it had served for less than STEADY_SECONDS or cannot be started, the
   next connection starts it. Connections wait in the sockets meanwhile.
@@ -17,52 +16,21 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from rest_local.router.app import ModelChoice, Routing
+from rest_local.router.app import ModelChoice
 from rest_local.router.pool import STEADY_SECONDS
-from rest_local.router.process import ModelProcess, ModelProcessFailed, ParentChannel, Setup
+from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server.http import DRAIN_SECONDS, Stoppable
 from rest_local.server.settings import ServerSettings
 
 log = logging.getLogger("rest_local.server")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSetup(Setup):
-    """The pickled instructions for the child. `eager` and `limit` are those of `Routing`."""
-
-    choice: ModelChoice
-    eager: bool
-    limit: int | None
-
-    def open(self, parent: ParentChannel) -> tuple[Routing, list[socket.socket]]:
-        # asyncio disables Nagle's algorithm only on sockets with this protocol (`server.http.listen`).
-        sockets = [socket.socket(proto=socket.IPPROTO_TCP, fileno=each) for each in self.sockets]
-        return _Child(self, parent), sockets
-
-
-class _Child(Routing):
-    def __init__(self, setup: ServerSetup, parent: ParentChannel) -> None:
-        super().__init__(
-            setup.settings,
-            [setup.choice],
-            eager=setup.eager,
-            limit=setup.limit,
-            queue=setup.queue,
-            drain_seconds=setup.drain_seconds,
-            local=True,
-        )
-        self._parent = parent
-
-    def on_ready(self) -> None:
-        self._parent.tell("loaded", meta={})
-
-
 class Supervisor(Stoppable):
     """Keeps the child of one server running. `run` it in the main thread, or in any other without signals."""
 
-    def __init__(self, setup: ServerSetup, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, setup: Setup, sockets: Sequence[socket.socket]) -> None:
         self._setup, self._sockets = setup, sockets
         self._process: ModelProcess | None = None
         self._connected = asyncio.Event()
@@ -127,26 +95,15 @@ class Supervisor(Stoppable):
                 self._stopping = asyncio.create_task(self._process.stop())
 
 
-def supervise(
-    settings: ServerSettings,
-    choice: ModelChoice,
-    sockets: Sequence[socket.socket],
-    *,
-    eager: bool = True,
-    limit: int | None = None,
-    queue: int = 64,
-) -> None:
-    """Serve one model on listening sockets. The options are those of `Routing`. Raises what `Supervisor.run` raises."""
-    setup = ServerSetup(
-        settings=settings,
+def supervise(settings: ServerSettings, choice: ModelChoice, sockets: Sequence[socket.socket], queue: int = 64) -> None:
+    """Serve one model on listening sockets, in which `queue` requests may wait. Raises what `Supervisor.run` raises."""
+    setup = Setup(
+        settings=replace(settings, aliases=choice.aliases_in(settings)),
         name=choice.name,
         load=choice.load,  # type: ignore[arg-type]
         queue=queue,
         drain_seconds=DRAIN_SECONDS,
-        secret=b"",
+        secret=None,
         sockets=tuple(each.fileno() for each in sockets),
-        choice=choice,
-        eager=eager,
-        limit=limit,
     )
     Supervisor(setup, sockets).run()

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("rest_local.server")
 
 WORKERS_SECONDS = 10.0  # a chat template may need half of that to stop
-STATE = "rest_local.state"  # the scope of a request has the `State` of the router's chosen model here
 
 T = TypeVar("T")
 
@@ -179,5 +178,5 @@ class State:
 
 def state_of(request: Request) -> State:
     """Return the state of the model that answers a request."""
-    state: State = request.scope.get(STATE) or request.app.state.server
+    state: State = request.app.state.server
     return state

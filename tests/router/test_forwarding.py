@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -260,30 +259,6 @@ async def test_what_a_client_does_not_read_is_not_read_from_the_process(
         reader.flow.resume_writing()
         await streaming
         assert len(reader.written) == 1 << 10
-
-
-@pytest.mark.parametrize(
-    ("path", "loaded", "status"),
-    [
-        ("/completion", True, 200),
-        ("/completion", False, 400),
-        ("/completion?model=one", True, 400),
-        ("/tokenize", True, 400),
-    ],
-)
-@looped
-async def test_the_process_of_the_only_model_reads_the_name_in_a_body(
-    pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch, path: str, loaded: bool, status: int
-) -> None:
-    """It reads the body anyway. But a wrong name loads no model, and some calls do not look at it."""
-    async with answering(OK) as process:
-        pool = pool_of("one")
-        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
-        if loaded:
-            monkeypatch.setattr(pool.entries[0], "process", SimpleNamespace(is_serving=True))
-        answer = await asked(pool, "POST", path, headers=JSON, content=b"{]")
-        assert answer.status_code == status
-        assert len(process.requests) == (status == 200)
 
 
 def test_only_the_server_says_where_a_request_comes_from() -> None:

@@ -104,29 +104,27 @@ def test_requests_after_a_kill_are_answered(pair: Routed) -> None:
     assert answers(lambda: pair.ask("one"), 8) == [200] * 8
 
 
-@pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize(
     ("content", "need", "why"),
     [(b"", 3 * GIGABYTE, "3.2 GB"), (b"PK\x03\x04" + bytes(100), GIGABYTE, "a zip archive")],
     ids=["too large", "no model"],
 )
 def test_a_default_model_that_cannot_be_loaded_ends_the_server(
-    routed: Start, files: Files, content: bytes, need: int, why: str, local: bool
+    routed: Start, files: Files, content: bytes, need: int, why: str
 ) -> None:
     (one,) = files("one")
     if content:
         one.write_bytes(content)
-    live = routed([choice(one, need=need)], limit=2 * GIGABYTE, local=local)
+    live = routed([choice(one, need=need)], limit=2 * GIGABYTE)
     live.thread.join(PATIENCE)
     (error,) = live.errors
     assert isinstance(error, ModelProcessFailed)
     assert why in str(error)
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_a_model_whose_file_is_gone_goes_on(routed: Start, files: Files, local: bool) -> None:
+def test_a_model_whose_file_is_gone_goes_on(routed: Start, files: Files) -> None:
     (one,) = files("one")
-    live = routed([choice(one)], local=local)
+    live = routed([choice(one)])
     assert live.ask("one").status_code == 200
     one.unlink()
     assert live.ask("one").status_code == 200

@@ -10,19 +10,17 @@ from pathlib import Path
 import httpx
 import pytest
 from support.serving import process
-from support.toy import demo_model
 
 from rest_local.router import supervisor as supervisors
 from rest_local.router.process import ModelProcessFailed
-from rest_local.router.supervisor import ServerSetup, Supervisor
-from rest_local.server.settings import ServerSettings
-from tests.router.conftest import choice
-from tests.router.fake_processes import FakeProcess, looped, turns
+from rest_local.router.supervisor import Supervisor
+from tests.router.fake_processes import FakeProcess, looped, setup, turns
+from tests.server.live import until
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are read from /proc")
 def test_a_crash_costs_the_requests_of_that_moment() -> None:
-    """The next one waits for the process that is started again."""
+    """Later ones are answered by the process that is started again, with 503 until its model is loaded."""
     with process("--no-code", "--context-shift") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
         (child,) = server.children()
         body = {"prompt": "def main", "n_predict": 10**6, "ignore_eos": True, "stream": True}
@@ -32,7 +30,7 @@ def test_a_crash_costs_the_requests_of_that_moment() -> None:
             os.kill(child, signal.SIGKILL)
             with pytest.raises(httpx.HTTPError):
                 list(lines)
-        assert client.post("/completion", json={"prompt": "def main", "n_predict": 2}).status_code == 200
+        until(lambda: client.post("/completion", json={"prompt": "def main", "n_predict": 2}).status_code == 200)
         assert server.children() != [child]
         server.process.send_signal(signal.SIGTERM)
         code, errors = server.end()
@@ -58,20 +56,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
 def supervisor(listening: socket.socket) -> Supervisor:
     FakeProcess.gate = asyncio.Event()
     FakeProcess.gate.set()
-    one = choice(demo_model())
-    setup = ServerSetup(
-        settings=ServerSettings(),
-        name="one",
-        load=one.load,  # type: ignore[arg-type]
-        queue=4,
-        drain_seconds=0,
-        secret=b"",
-        sockets=(listening.fileno(),),
-        choice=one,
-        eager=True,
-        limit=None,
-    )
-    return Supervisor(setup, [listening])
+    return Supervisor(setup(), [listening])
 
 
 @looped
