@@ -52,7 +52,8 @@ REAL_TIME = 5  # The priority of the servers. This program is above them, becaus
 class Run:
     """One answer. Seconds count from the request.
 
-    `answer` is the hash of the text, and `repeats` its likeness to what the prompt expects.
+    `evaluated` tokens of the prompt were not cached, by the server's own account. `answer` is the hash of the text, and
+    `repeats` its likeness to what the prompt expects.
     """
 
     workload: str
@@ -64,6 +65,7 @@ class Run:
     seconds: float
     answer: str
     repeats: float | None = None
+    evaluated: int = 0
 
 
 def commands(model: Path, binary: Binary | None, store: Path, arguments: Sequence[str]) -> dict[str, list[str]]:
@@ -91,6 +93,7 @@ def answered(server: Server, workload: str, side: str, prompt: Prompt) -> tuple[
             pass
     texts: list[str] = []
     usage: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
     first = last = 0.0
     for last, event in server.stream(prompt.path, prompt.body | options, ANSWER_SECONDS):
         if "error" in event:
@@ -99,7 +102,7 @@ def answered(server: Server, workload: str, side: str, prompt: Prompt) -> tuple[
             if text := choice.get("text") or choice.get("delta", {}).get("content"):
                 first = first or last
                 texts.append(text)
-        usage = event.get("usage") or usage
+        usage, timings = event.get("usage") or usage, event.get("timings") or timings
     if not texts:
         raise ServerFailed(f"answers nothing to {prompt.name}")
     text = "".join(texts)
@@ -107,7 +110,7 @@ def answered(server: Server, workload: str, side: str, prompt: Prompt) -> tuple[
     repeats = round(SequenceMatcher(None, expected, text, autojunk=False).ratio(), 3) if expected else None
     counts, times = (usage["prompt_tokens"], usage["completion_tokens"]), (round(first, 5), round(last, 5))
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Run(workload, prompt.name, side, *counts, *times, digest, repeats), text
+    return Run(workload, prompt.name, side, *counts, *times, digest, repeats, timings.get("prompt_n", 0)), text
 
 
 def race(

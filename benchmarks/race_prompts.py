@@ -7,10 +7,13 @@
 - `new code`: the same of the installed packages, which the datastore lacks
 - `JSON`: a table as JSON, with a schema
 - `second turn`: the first turn of MT-Bench with a recorded answer, which the model is asked to repeat
+- `agents`: recorded sessions of a coding agent, turn by turn. Each turn sends the conversation so far with the recorded
+  answers, whatever the model wrote
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import keyword
 import re
@@ -25,6 +28,8 @@ from typing import Any
 from benchmarks.library import functions_in, standard_library
 
 QUESTIONS, ANSWERS = "mt_bench_questions.jsonl", "mt_bench_answers_vicuna-7b-v1.5.jsonl"
+SESSIONS = "agents_mini_swe_gemini3.jsonl.gz"
+LONGEST_SESSION = 22_000  # Characters of a conversation: about 6 500 tokens, and the context of SmolLM2 has 8 192.
 SHORTEST, LONGEST = 700, 1000  # Characters of a text to repeat. 200 tokens are about 700.
 CONTEXT = 1200  # Characters of a file before the function to complete.
 RECORDS = 5
@@ -47,9 +52,10 @@ def prompts(workload: str, count: int, tokens: int, data: Path | None) -> list[P
     Raises FileNotFoundError if the workload needs recorded questions and `data` does not have them.
     """
     common = {"temperature": 0, "max_tokens": tokens}
+    every = list(WORKLOADS[workload](data))
     return [
         replace(each, body=each.body | common, before=each.before and each.before | common)
-        for each in spread(list(WORKLOADS[workload](data)), count)
+        for each in (every[:count] if workload in IN_ORDER else spread(every, count))
     ]
 
 
@@ -71,10 +77,14 @@ def _ask(name: str, *messages: str, **more: Any) -> Prompt:
 
 
 def _rows(data: Path | None, name: str) -> dict[int, dict[str, Any]]:
+    rows = map(json.loads, _file(data, name).read_text("utf-8").splitlines())
+    return {row["question_id"]: row for row in rows}
+
+
+def _file(data: Path | None, name: str) -> Path:
     if data is None or not (data / name).is_file():
         raise FileNotFoundError(f"{name} is not there; give --data FOLDER")
-    rows = map(json.loads, (data / name).read_text("utf-8").splitlines())
-    return {row["question_id"]: row for row in rows}
+    return data / name
 
 
 def _chat(data: Path | None) -> Iterator[Prompt]:
@@ -157,6 +167,15 @@ def _json(data: Path | None) -> Iterator[Prompt]:
         yield _ask(f"{statuses[at].value}", asked, response_format=form)
 
 
+def _agents(data: Path | None) -> Iterator[Prompt]:
+    with gzip.open(_file(data, SESSIONS), "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            messages = row["body"]["messages"]
+            if sum(len(message["content"]) for message in messages) <= LONGEST_SESSION:
+                answer = row["response"]["body"]["choices"][0]["message"]["content"]
+                yield Prompt(row["custom_id"], "/v1/chat/completions", {"messages": messages}, expected=answer)
+
+
 WORKLOADS: dict[str, Callable[[Path | None], Iterator[Prompt]]] = {
     "chat": _chat,
     "copy": _copy,
@@ -165,5 +184,7 @@ WORKLOADS: dict[str, Callable[[Path | None], Iterator[Prompt]]] = {
     "new code": _new_code,
     "JSON": _json,
     "second turn": _second_turn,
+    "agents": _agents,
 }
-NEED_TEMPLATE = {"chat", "JSON", "second turn"}
+NEED_TEMPLATE = {"chat", "JSON", "second turn", "agents"}
+IN_ORDER = {"agents"}  # A prompt goes on from the one before.

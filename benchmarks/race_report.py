@@ -46,7 +46,8 @@ class Summary:
     """One side in one workload. `same` of `prompts` answers equal those without drafts; None means nothing to compare
     with.
 
-    `repeats` says how much of the text that an answer should repeat it does repeat.
+    `repeats` says how much of the text that an answer should repeat it does repeat. All requests took `seconds`, and
+    `evaluated` tokens of their prompts were not cached.
     """
 
     prompts: int
@@ -55,6 +56,8 @@ class Summary:
     first: float
     same: int | None
     repeats: float | None
+    seconds: float
+    evaluated: int
     gain: Gain | None
     decoding_gain: Gain | None
 
@@ -97,6 +100,8 @@ def _summary(runs: Mapping[str, Any], sides: Mapping[str, Mapping[str, Any]], re
         median(run["first"] for run in every),
         sum(name in plain and run["answer"] == plain[name]["answer"] for name, run in runs.items()) if plain else None,
         fmean(repeats) if repeats else None,
+        sum(run["seconds"] for run in every),
+        sum(run.get("evaluated", 0) for run in every),
         _gain([usual["seconds"] / (run["first"] + _decoding(run) * (usual["tokens"] - 1)) for run, usual in pairs]),
         _gain([_decoding(usual) / _decoding(run) for run, usual in pairs]),
     )
@@ -136,7 +141,8 @@ def lines(found: Found) -> Iterator[str]:
             repeats = "" if each.repeats is None else f", repeats {each.repeats:.0%}"
             ratios = " | ".join(str(gain) for gain in (each.gain, each.decoding_gain) if gain)
             speeds = f"{each.decoding:8.1f} {each.request:8.1f} {1000 * each.first:8.0f}"
-            yield f"  {side:31} {speeds} {same:>7}  {ratios}{repeats}"
+            whole = f", {each.seconds:.1f} s in all, {each.evaluated} tokens of prompts evaluated"
+            yield f"  {side:31} {speeds} {same:>7}  {ratios}{repeats}{whole}"
     yield from (f"{side} was left out: {reason}" for side, reason in found["failed"].items())
 
 

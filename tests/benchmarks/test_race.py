@@ -1,6 +1,7 @@
 """The race asks the same requests of all programs, pauses those that wait, and compares them prompt by prompt."""
 
 import contextlib
+import gzip
 import json
 import math
 import os
@@ -84,6 +85,11 @@ def data(tmp_path: Path) -> Path:
     for name, row in rows.items():
         lines = [json.dumps({"question_id": number, **row}) for number in (81, 82, 83)]
         (folder / name).write_text("\n".join(lines))
+    turns = [{"role": "user", "content": "Mend it."}, {"role": "assistant", "content": "ls"}] * 4
+    with gzip.open(folder / "agents_mini_swe_gemini3.jsonl.gz", "wt") as steps:
+        for n in (1, 3, 5):
+            answer = {"body": {"choices": [{"message": turns[n]}]}}
+            print(json.dumps({"custom_id": f"run-{n}", "body": {"messages": turns[:n]}, "response": answer}), file=steps)
     return folder
 
 
@@ -95,6 +101,12 @@ def test_a_workload_always_makes_the_same_greedy_prompts(workload: str, data: Pa
     for prompt in found:
         assert (prompt.body["temperature"], prompt.body["max_tokens"]) == (0, 50)
         json.dumps(prompt.body)
+
+
+def test_the_turns_of_an_agent_go_on_from_each_other(data: Path) -> None:
+    turns = [prompt.body["messages"] for prompt in prompts("agents", 3, 50, data)]
+    assert [len(messages) for messages in turns] == [1, 3, 5]
+    assert turns[2][:3] == turns[1]
 
 
 def test_the_expected_text_continues_the_prompt(data: Path) -> None:
