@@ -89,7 +89,9 @@ def data(tmp_path: Path) -> Path:
     with gzip.open(folder / "agents_mini_swe_gemini3.jsonl.gz", "wt") as steps:
         for n in (1, 3, 5):
             answer = {"body": {"choices": [{"message": turns[n]}]}}
-            print(json.dumps({"custom_id": f"run-{n}", "body": {"messages": turns[:n]}, "response": answer}), file=steps)
+            print(
+                json.dumps({"custom_id": f"run-{n}", "body": {"messages": turns[:n]}, "response": answer}), file=steps
+            )
     return folder
 
 
