@@ -195,7 +195,6 @@ class StepClock:
     late        learning, and what came after the pass: charged to the next step
     checkpoint  saving recurrent state for a draft, and going back to it; a part of the stages above
     again       tokens that were evaluated again because a draft was rejected
-    entropy     how long entropies delay the next pass: all of them, or a copied row while a device computes
     """
 
     draft: float = 0.0
@@ -206,7 +205,6 @@ class StepClock:
     late: float = 0.0
     checkpoint: float = 0.0
     again: int = 0
-    entropy: float = 0.0
 
     def begin(self) -> None:
         """Begin a step; what the one before left to be charged stays."""

@@ -62,7 +62,7 @@ class Speculation:
         """Draft from these sources for the text in its slot; after images a drafting model cannot follow it."""
         self.sources = sources
         sources.draft_text = None if self.text.images else self.text.slot.draft_text
-        self._entropies, self.clock.entropy = (), 0.0
+        self._entropies = ()
 
     def leave(self) -> None:
         """Let go of what a drafting model knows of the slot, which the text leaves."""
@@ -93,7 +93,7 @@ class Speculation:
             ms = costs.save_ms + costs.rejected * costs.restore_ms
             checkpoint = Checkpoint(rollback, ms, costs.rejected, costs.again)
         at = self._at = StepContext(
-            n_ctx, limit, leaves, self._entropies, n_other, clock.entropy, forced, (before, last), n_again, checkpoint
+            n_ctx, limit, leaves, self._entropies, n_other, forced, (before, last), n_again, checkpoint
         )
         drafted = self.drafted = self.policy.draft(sources, at)
         self.tree = drafted.tree
@@ -195,11 +195,9 @@ class Speculation:
             return []
         if not overlaps:
             return [logits[place] for place in visited[-NEWEST:]]
-        begun = time.perf_counter()
         if self._newest_row is None:
             self._newest_row = np.empty(logits.shape[1], np.float32)
         np.copyto(self._newest_row, logits[visited[-1]])
-        self.clock.entropy = 1e3 * (time.perf_counter() - begun)  # The rest of it delays no pass.
         return [self._newest_row]
 
     def finish(self, result: StepResult) -> Piece:
@@ -210,10 +208,7 @@ class Speculation:
         verdict, tree, drafted, rows, overlapped = result
         self.policy.catch_up()
         if self.policy.watches_entropy:
-            caught_up = time.perf_counter()
             self._entropies = (*self._entropies, *(entropy_of(row) for row in rows[-NEWEST:]))[-NEWEST:]
-            if not overlapped:
-                self.clock.entropy = 1e3 * (time.perf_counter() - caught_up)
         self.statistics.count_step(tree, verdict)
         n_own = len(verdict.tokens) - len(verdict.path)
         sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET] * n_own

@@ -28,7 +28,7 @@ from rest_local.drafting.tree import Draft, DraftModelBudget, DraftTree, Growth
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import (
-    TRIAL_SHARE,
+    EXPLORATION_SHARE,
     Answers,
     Budget,
     Gains,
@@ -38,7 +38,6 @@ from rest_local.planning.plan import (
     StepOverhead,
     Trigger,
     grow,
-    longest_wait,
     refuse,
 )
 from rest_local.planning.policy import NOTHING, Policy, StepContext, StepCost
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LEARNED_TOGETHER = 16  # The cost curve learns from so many plain steps at once.
-# Entropies are computed where one costs at most this share of a plain step. Without them there are rests, in which the
-# driver takes a third of its time.
-ENTROPY_SHARE = 0.0025
 OUTLIER_CLIP = 2.0  # A draft is charged at most so many times its expected cost: a busy machine slows plain steps too.
 SKIPPED = Draft(DraftTree(), skipped=True)  # The draft of every step without a lookup. It is never changed.
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # The draft of a step in which nothing had to be decided.
@@ -103,7 +99,7 @@ class Shared:
         if text is None or self.drafter is None:
             return None
         try:
-            saves_ms = max(TRIAL_SHARE, self.model_stats.gain) * plain
+            saves_ms = max(EXPLORATION_SHARE, self.model_stats.gain) * plain
             return text if text.can_ask and text.caught_up(saves_ms) else None
         except Exception as error:  # It costs drafts, never an answer.
             self.drafter.give_up("failed", error)
@@ -136,7 +132,6 @@ class Auto(Policy):
         self.budget = Budget()
         self.pass_budget = Budget()  # For passes of a drafting model: other sources do not pay for them.
         self.trigger = Trigger(self.shared.gains)
-        self.watches_entropy = True
         self._at = BEFORE_ALL  # What was known before the current step.
         self._run = 0  # Accepted tokens since a drafted one was rejected.
         self._prepared: Prepared | None = None
@@ -191,7 +186,7 @@ class Auto(Policy):
         self._at = at
         plain = shared.plain_ms(at.n_ctx, at.n_other)
         self.budget.earn(plain)
-        self.pass_budget.earn(plain, TRIAL_SHARE)
+        self.pass_budget.earn(plain, EXPLORATION_SHARE)
         if at.limit < 1:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
@@ -276,12 +271,9 @@ class Auto(Policy):
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         """Return True if this step makes a lookup. `repeats` is `Sources.repeats`."""
         shared = self.shared
-        plain = shared.plain_ms(at.n_ctx, at.n_other)
-        price = shared.driver.lookup / plain
-        self.watches_entropy = longest_wait(price) > 1 and at.entropy_ms <= ENTROPY_SHARE * plain
-        if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
+        if self.trigger.fires(repeats, shared.driver.lookup / shared.plain_ms(at.n_ctx, at.n_other)):
             return True
-        if not (self.watches_entropy or at.n_other or at.forced or shared.drafter):
+        if not (at.n_other or at.forced or shared.drafter):
             self.trigger.allow_rest(repeats, shared.prices.steps_left(at.n_ctx))
         return False
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.models.drafter import Drafter, Query
 from rest_local.drafting.tree import DraftModelBudget, OpenNode
-from rest_local.planning.plan import SMOOTHING, START, TRIAL_SHARE, Plan
+from rest_local.planning.plan import EXPLORATION_SHARE, SMOOTHING, START, Plan
 
 INITIAL_CREDIT = 4.0  # Plain steps that a new request may lose to a drafting model. With two, up to 16% are lost.
 # The confidences of the first candidate begin with those of a good model, so that it is tried. With a mean of 0.75, not
@@ -224,7 +224,7 @@ class DraftModelScheduler:
             return []
         price = passes * drafter.pass_ms(len(chosen))
         plain_ms = plan.cost[0] / plan.guaranteed
-        waited = not chosen[0][1].path and self._stats.waited * TRIAL_SHARE * plain_ms > price
+        waited = not chosen[0][1].path and self._stats.waited * EXPLORATION_SHARE * plain_ms > price
         if total <= rate * price and not waited:  # After waiting, it is asked to notice that it has become better.
             return []
         requests = {number for number, _ in chosen}

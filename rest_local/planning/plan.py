@@ -8,79 +8,56 @@
   `ALLOWANCE` of its plain time.
 - `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
 - `Trigger` decides about lookups: a step makes one if it is expected to save more time than it takes. The saving is
-  learned for each combination of what is known without a lookup: the entropy of the distribution that gave the newest
-  token, as far as it is known; and how many of the newest tokens occur earlier in the request's own text, or whether
-  the answer follows the prediction. So the threshold is not a number of nats: it is where the expected saving falls
-  below the measured price. Other lookups take TRIAL_SHARE of the time: one that costs less is made at every step. From
-  them acceptance is learned, and text that becomes predictable is noticed.
+  learned for each case that can be told without a lookup: how many of the newest tokens occur earlier in the request's
+  own text, or whether the answer follows the prediction. Other lookups take EXPLORATION_SHARE of the time: one that
+  costs less is made at every step. From them acceptance is learned, and text that becomes predictable is noticed.
 - `grow` grows the trees of one request or of several by such a rule.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from math import ceil, inf
+from math import ceil
 
 import numpy as np
 
 from rest_local.calibration.cost import COUNTS, LARGEST, CostCurve
 from rest_local.drafting.tree import Growth
 
-ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # Upper ends of the buckets, in nats.
 REPEATS = (1, 2, 3, 8)  # Lengths of the newest tokens that are searched in the request's own text.
 LOOKUP_MS = 0.15  # Milliseconds of a lookup, and of other work of the driver, before any is measured.
-# The share of plain time for each of what is tried though it is not expected to pay: lookups, and passes of a drafting
-# model.
-TRIAL_SHARE = 0.01
-PATIENCE = 4  # Trials in vain make the next ones rarer, until they take TRIAL_SHARE / PATIENCE.
+# The share of plain time that may go to lookups which are not expected to pay, and to such passes of a drafting model.
+EXPLORATION_SHARE = 0.01
+PATIENCE = 4  # Trials in vain make the next ones rarer, until they take EXPLORATION_SHARE / PATIENCE.
 SMOOTHING = 1 / 16  # The weight of the newest lookup, request, or step with a drafting model in a mean.
-POOLED = 4  # After so many lookups, a bucket's own mean counts as much as the mean of all buckets.
 START = 0.3  # Plain steps that a lookup is expected to save before any is made. With 0.1 a fast model loses up to 17%.
 REFRESH_MS = 200.0  # The price table is computed again after so many milliseconds of plain steps. That takes 0.2 ms.
 # The share of what a draft costs beyond a plain step that it must be expected to save. The tree that looks best has the
 # luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them.
-RETURN = 0.25
+MIN_RETURN = 0.25
 ALLOWANCE = 0.03  # The share of plain decoding time that failed drafts may lose.
 SAVINGS_SHARE = 0.05  # The share of what drafts save for a request that the next one may lose at once.
 FIRST_SAVING = 40.0  # Plain steps that drafts are taken to save for a request before there was one.
 
 
 class Gains:
-    """Plain steps that a lookup saves, by bucket of the entropy (0: unknown) and by how many lengths of REPEATS repeat.
-    All requests of an engine share them. A bucket with few lookups is taken to be like the others of its length.
+    """Plain steps that a lookup is expected to save, by how many lengths of REPEATS repeat. All requests of an engine
+    share them. They are means over all lookups while these are few, then over some 1/SMOOTHING.
     """
 
     def __init__(self) -> None:
         self.learned = 0
-        self._any = [_Mean(START) for _ in range(len(REPEATS) + 1)]
-        self._own = [[_Mean(0.0) for _ in self._any] for _ in range(len(ENTROPIES) + 1)]
+        self.savings = [START] * (len(REPEATS) + 1)
+        self._seen = [1] * len(self.savings)  # START counts as one lookup.
 
-    def saving(self, bucket: int) -> list[float]:
-        """Return what is expected in a bucket, by the number of lengths that repeat."""
-        pairs = zip(self._any, self._own[bucket], strict=True)
-        return [(POOLED * every.mean + own.seen * own.mean) / (POOLED + own.seen) for every, own in pairs]
-
-    def learn(self, bucket: int, length: int, saving: float) -> None:
+    def learn(self, length: int, saving: float) -> None:
         """Count a lookup."""
         self.learned += 1
-        self._any[length].learn(saving, 1)
-        self._own[bucket][length].learn(saving, 0)
-
-
-@dataclass
-class _Mean:
-    """A mean that forgets: over all values while they are few, then over some 1/SMOOTHING."""
-
-    mean: float
-    seen: int = 0
-
-    def learn(self, value: float, prior: int) -> None:
-        """Count a value. `prior`: how many values the first mean stands for."""
-        self.seen += 1
-        self.mean += max(SMOOTHING, 1 / (self.seen + prior)) * (value - self.mean)
+        self._seen[length] += 1
+        self.savings[length] += max(SMOOTHING, 1 / self._seen[length]) * (saving - self.savings[length])
 
 
 class Trigger:
@@ -92,23 +69,22 @@ class Trigger:
 
     def begin(self) -> None:
         """Start a new request."""
-        self._cell = 0, 0  # The bucket of the entropy, and how many lengths repeat.
+        self._length = 0  # How many lengths of REPEATS repeat.
         self._since = 0  # Steps since the last lookup.
         self._is_trial = False  # The last lookup was not expected to pay.
         self._patience = 1  # It waits so many times as long for a trial, after trials in vain.
-        self._decided: tuple[int, float, int] | None = None  # What `_pays` was decided from.
+        self._decided: tuple[int, float] | None = None  # What `_pays` was decided from.
         self.free_steps = 0  # So many of the next steps cannot fire: nothing has to be decided in them.
         self.rested = 0  # Steps of this rest so far.
 
-    def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
+    def fires(self, repeats: Callable[[int], bool], price: float) -> bool:
         """Return True if a lookup is to be made at a price in plain steps.
 
         `repeats(n)` tells whether the newest n tokens occur earlier in the request's own text; False for n implies
         False for more. One call decides unless there is a lookup, and none where no number of repeated tokens makes a
         lookup pay. It takes 1 us and that call.
         """
-        bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
-        known = (self.gains.learned, price, bucket)
+        known = (self.gains.learned, price)
         if known != self._decided:
             self._decide(known)
         self._since += 1
@@ -119,13 +95,13 @@ class Trigger:
         length = 0
         while length < len(REPEATS) and repeats(REPEATS[length]):
             length += 1
-        self._cell = bucket, length
+        self._length = length
         self._is_trial = waited and not self._pays[length]
         return waited or self._pays[length]
 
     def allow_rest(self, repeats: Callable[[int], bool], most: int) -> None:
         """Find out, after `fires` said no, how many of the next steps cannot fire either, `most` at most, if each adds
-        one token and no lookup, entropy or price comes in between.
+        one token and no lookup or price comes in between.
 
         A text that repeats fewer than n/2 of its newest tokens needs more than n/2 further tokens to repeat n.
         """
@@ -147,24 +123,24 @@ class Trigger:
         self._since += rested
         return rested
 
-    def _decide(self, known: tuple[int, float, int]) -> None:
+    def _decide(self, known: tuple[int, float]) -> None:
         """Find out with how many lengths of REPEATS that repeat a lookup pays, and the least such number."""
         self._decided = known
-        _, price, bucket = known
+        _, price = known
         self._longest_wait = longest_wait(price * self._patience)
-        self._pays = [saving >= price for saving in self.gains.saving(bucket)]
+        self._pays = [saving >= price for saving in self.gains.savings]
         self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float) -> None:
         """Count the lookup of this step, whose draft is expected to save `saving` plain steps, 0 without one."""
-        self.gains.learn(*self._cell, saving)
+        self.gains.learn(self._length, saving)
         self._patience = min(2 * self._patience, PATIENCE) if self._is_trial and not saving else 1
         self._since = 0
 
 
 def longest_wait(price: float) -> int:
     """Return after how many steps a lookup is made in any case. Its price is in plain steps."""
-    return max(1, ceil(price / TRIAL_SHARE))
+    return max(1, ceil(price / EXPLORATION_SHARE))
 
 
 def in_words(plain_ms: float) -> str:
@@ -336,7 +312,7 @@ class Plan:
         rate = (self.guaranteed + self.expected) / self.cost[n]
         if beyond > self._beyond if self.rate else rate >= self.best_rate:
             saving = self.expected * self._plain - extra
-            if self.rate or saving >= RETURN * extra:
+            if self.rate or saving >= MIN_RETURN * extra:
                 self.best, self.saving, self._beyond = n, saving, beyond
                 if not self.rate:
                     self.best_rate = rate

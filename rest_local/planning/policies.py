@@ -1,49 +1,34 @@
 """Make policies by name: `auto`, and those of papers as published to compare it with.
 
-The policies of papers draft whatever it costs. Where the papers differ from what this program has:
+The policies of papers draft whatever it costs, and from text alone: a drafting model is for `auto`. Where the papers
+differ from what this program has:
 
 - REST (arXiv 2311.08252) looks up the newest 16 tokens, shortened down to 2 until stored text contains them, takes 10
   tokens at each of at most 5 000 places, and submits the 64 beginnings that most of these places share. Stored text is
-  the datastores and, if there is one, the history: REST has one datastore and no other source. It has no drafting
-  model.
+  the datastores and, if there is one, the history: REST has one datastore and no other source.
 - SAM-Decoding (arXiv 2411.10666) compares the longest match in stored text ("static": datastores and history), less 5
   tokens, with the longest match in the request's own text ("dynamic"). The longer one wins: a chain from the newest
   place in the request, or a tree from stored text, of 8 nodes per depth as there are 8 leaves. Either has
   min(60, 1 + 4 x match) nodes. Matches are compared up to 32 tokens; from 15 on the draft grows no longer.
-- With a drafting model, `sam` is the paper's hybrid: where the winning match has at least 5 tokens, it drafts 40 tokens
-  from there; otherwise the model drafts, as EAGLE-2 does. The paper gives both numbers; that the draft is a chain from
-  stored text, too, is what its published program does. Of several places in stored text it takes the first one: that
-  is our reading. Where the model gives nothing (it failed, its context is full, it still evaluates the prompt), `sam`
-  drafts as without one.
-- EAGLE-2 (arXiv 2406.16858): of the nodes of a level, those with the highest joint confidence are continued in one pass
-  of the model (10 nodes of a level, here at most BRANCHES, and 6 levels); of all nodes, the 60 with the highest joint
-  confidence are submitted, shallow ones first. The confidence of a child is at most its parent's, so they are a tree.
-  Here a model gives at most TOP_K tokens for a path, one where it is confident (`rest_local.drafting.models.drafter`).
-  With several requests in a step each asks the model by itself, in passes of its own: the paper decodes one request at
-  a time. `sam` and `respec` use the tree.
 - ReSpec (arXiv 2511.01282) looks up only where the target is certain (entropy of the newest tokens), scores each place
   in the text by how much of its drafts was accepted, leaves out places below a threshold, drafts more tokens from a
   place with a higher score, and verifies several places as branches of one tree. Its relaxed verification changes the
-  output, so only the user turns it on (`--verify relaxed`). With a drafting model it is the paper's hybrid: the model
-  drafts where the trigger does not fire or no place passes the threshold; that a step never has drafts of both is our
-  reading. The paper gives the entropy rule, the update of the score, its start and its threshold. It does not give
-  lambda, alpha, the number of places and the length that a score of 1 stands for: these values were chosen on answers
-  that no benchmark tests. A position is relative to its datastore, so two datastores share the score of equal
-  positions.
+  output, so only the user turns it on (`--verify relaxed`). The paper gives the entropy rule, the update of the score,
+  its start and its threshold. It does not give lambda, alpha, the number of places and the length that a score of 1
+  stands for: these values were chosen on answers that no benchmark tests. A position is relative to its datastore, so
+  two datastores share the score of equal positions.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
-from rest_local.drafting.sources import MODEL, ROWS, SOURCE_NUMBER, SOURCES, Lookup, Members, SourceRows
+from rest_local.drafting.sources import ROWS, SOURCE_NUMBER, SOURCES, Lookup, Members, SourceRows
 from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, StepContext, StepCost
@@ -52,12 +37,8 @@ from rest_local.retrieval.rows import MAX_MATCH
 STORED = ("datastore", "history")
 REST_NODES, REST_LONGEST, REST_SHORTEST, REST_PLACES, REST_TOKENS = 64, 16, 2, 5000, 10
 
-TREE_NODES = 60  # EAGLE-2 and SAM-Decoding have the same number.
-SAM_FACTOR, SAM_STATIC_PENALTY = 4, 5
-SAM_THRESHOLD, SAM_CHAIN = 5, 40  # The least match, and the tokens of a draft from text, with a drafting model.
+SAM_NODES, SAM_FACTOR, SAM_STATIC_PENALTY = 60, 4, 5
 SAM_SEARCHED = (*STORED, "context")  # SAM-Decoding has no prediction.
-
-EAGLE2_DEPTH = 6
 
 RESPEC_CERTAIN, RESPEC_LAMBDA = 1.5, 0.5  # The trigger's threshold in nats, and its lambda.
 RESPEC_ALPHA = 0.3  # The weight of the newest step in a score.
@@ -75,14 +56,12 @@ class _Timed(Policy):
     """A policy that looks up and drafts at every step with room for a node."""
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """Return the tree of this step, with the time that it took without the passes of a drafting model."""
+        """Return the tree of this step, with the time that it took."""
         if at.limit < 1:
             return NOTHING
-        text = sources.draft_text
-        asked, begun = text.step_ms if text else 0.0, time.perf_counter()
+        begun = time.perf_counter()
         tree = self._tree(sources, at)
-        ms = 1e3 * (time.perf_counter() - begun) - (text.step_ms - asked if text else 0.0)
-        return Draft(tree, lookup_us=max(0.0, 1e3 * ms))
+        return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
         """Look up and draft."""
@@ -105,24 +84,16 @@ class Rest(_Timed):
 
 
 class Sam(_Timed):
-    """SAM-Decoding: a chain or a tree from the longer of the static and the dynamic match, or from a drafting model."""
+    """SAM-Decoding: a chain or a tree from the longer of the static and the dynamic match."""
 
     name = "sam"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(depth=TREE_NODES, only=SAM_SEARCHED)  # The paper's automaton counts all places.
+        found = sources.rows(depth=SAM_NODES, only=SAM_SEARCHED)  # The paper's automaton counts all places.
         stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
         own = next((rows for rows in found if rows.source == _CONTEXT), None)
         dynamic = own.match[0] if own else 0
         static = stored - SAM_STATIC_PENALTY
-        if sources.draft_text is not None and sources.draft_text.can_ask:
-            if max(dynamic, static) >= SAM_THRESHOLD:
-                first = next((rows for rows, _ in members if rows.match[0] >= stored), None)
-                rows = own if own and dynamic >= static else first
-                assert rows is not None
-                return _chain(rows, min(SAM_CHAIN, at.limit))
-            if len(tree := eagle2_tree(sources, at)):
-                return tree
         if own and dynamic >= static:
             return _chain(own, min(_sam_nodes(dynamic), at.limit))
         if static > 0:
@@ -132,7 +103,7 @@ class Sam(_Timed):
 
 def _sam_nodes(match: int) -> int:
     """Return how many nodes a match is worth."""
-    return min(TREE_NODES, 1 + SAM_FACTOR * match)
+    return min(SAM_NODES, 1 + SAM_FACTOR * match)
 
 
 def _chain(rows: SourceRows, length: int) -> DraftTree:
@@ -193,50 +164,6 @@ def _next(members: Members, depth: int) -> dict[int, tuple[int, int, Members]]:
     return found
 
 
-def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
-    """Let the drafting model make a tree, empty where it fails or has no room for the text.
-
-    It takes at most EAGLE2_DEPTH passes. A text with many missing tokens is caught up with once a step, and drafted
-    from afterwards.
-    """
-    tree = DraftTree(at.leaves)
-    text = sources.draft_text
-    if text is None or not text.can_ask:
-        return tree
-    try:
-        found = _expand(text, at) if text.caught_up(math.inf) else {}
-    except Exception as error:  # It costs drafts, never an answer.
-        text.drafter.give_up("failed", error)
-        found = {}
-    nodes: dict[Path, int] = {(): ROOT}
-    for path in sorted(found, key=lambda path: (-found[path], len(path))):
-        parent = nodes.get(path[:-1])
-        if len(tree) == min(TREE_NODES, at.limit):
-            break
-        if parent is not None and tree.can_add(parent):
-            nodes[path] = tree.add(path[-1], parent, found[path], MODEL)
-    return tree
-
-
-def _expand(text: DraftText, at: StepContext) -> dict[Path, float]:
-    """Return paths that the model drafts, each with its joint confidence."""
-    width = min(BRANCHES, at.leaves)
-    found: dict[Path, float] = {}
-    level: dict[Path, float] = {(): 1.0}
-    for _ in range(min(EAGLE2_DEPTH, at.limit)):  # A path has a node for each level.
-        asked = sorted(level, key=lambda path: -level[path])[:width]
-        answers = text.drafter.answer([Query(text, path) for path in asked])
-        level = {
-            (*path, token): level[path] * confidence
-            for path, likely in zip(asked, answers, strict=True)
-            for token, confidence in likely
-        }
-        found |= level
-        if not level:
-            break
-    return found
-
-
 class Candidate(NamedTuple):
     """The continuation at one place, and the score of the place."""
 
@@ -270,12 +197,10 @@ class ReSpec(_Timed):
             self._scores.clear()
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """Return the chosen places as branches of one tree, without a lookup if the target is uncertain. It is the tree
-        of a drafting model if there is one and there are no such places.
-        """
+        """Return the chosen places as branches of one tree, or no tree and no lookup if the target is uncertain."""
         self._proposed = []
         if at.limit and self.watches_entropy and not certain(at.entropies):
-            return Draft(eagle2_tree(sources, at), skipped=True)
+            return Draft(DraftTree(at.leaves), skipped=True)
         return super().draft(sources, at)
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
@@ -283,7 +208,7 @@ class ReSpec(_Timed):
         for candidate in self._choose(sources.rows(only=RESPEC_SEARCHED)):
             submitted = _add(tree, candidate, at.limit) if candidate.score >= RESPEC_START else 0
             self._proposed.append((candidate, submitted))
-        return tree if len(tree) else eagle2_tree(sources, at)
+        return tree
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Score each place: S <- (1 - alpha) S + alpha x accepted/proposed. One that was not submitted is scored by the

@@ -47,8 +47,8 @@ class StepContext(NamedTuple):
     - `n_ctx`: tokens in the KV cache, which attention reads.
     - `limit`: most nodes that can be submitted, 0 if the model cannot verify any; `leaves`: most branches, 1 if only
       chains can be verified.
-    - `entropies`: those of the distributions of the newest tokens in nats, newest last, NEWEST at most. `entropy_ms`:
-      how long they delayed the last step. While a device computes, that is only the copy of the row.
+    - `entropies`: those of the distributions of the newest tokens in nats, newest last, NEWEST at most, if the policy
+      watches them.
     - `n_other`: roots of other requests in the same forward pass.
     - `forced`: tells what the grammar of the request allows only one way.
     - `newest`: the two newest tokens, the root last.
@@ -61,7 +61,6 @@ class StepContext(NamedTuple):
     leaves: int
     entropies: Sequence[float] = ()
     n_other: int = 0
-    entropy_ms: float = 0.0
     forced: Force | None = None
     newest: PrecedingBigram = NO_BIGRAM
     n_again: int = 0
@@ -103,7 +102,7 @@ class Policy:
     """
 
     name: str
-    watches_entropy = False  # True while `StepContext.entropies` is worth computing.
+    watches_entropy = False  # True if it decides by `StepContext.entropies`, which take 0.05 ms for 152k tokens.
 
     def fork(self) -> Self:
         """Make the policy of another request. Forks share what is learned, but not the budget. One that holds nothing

@@ -233,27 +233,22 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     """The same model is nearly always right, and another one of the same vocabulary nearly never."""
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other)[: 2 if name == "llama" else 1]:
-        policies: list[str | Policy] = ["auto"]
-        policies += ["respec", "sam", ReSpec(trigger=False)] if drafter is not other else []
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
             assert isinstance(engine.decoder.context.drafter, DraftModel)
-            accepted = dict.fromkeys(map(str, policies), 0)
+            accepted = 0
             for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
                 alone = answer(engine, 40, policy="off", sampling=sampling)
-                for policy in policies:
-                    with monkeypatch.context() as patch:
-                        if policy == "auto":  # what its drafts lose ends no queries
-                            always_draft(patch, most=6)
-                            patch.setattr(Budget, "settle", lambda self, saved: None)
-                        result = engine.generate(PROMPT, max_tokens=40, policy=policy, sampling=sampling).wait()
-                    assert result.tokens == alone
-                    assert result.draft.by_source["model"].drafted > 0
-                    assert policy == "auto" or result.draft.draft_model_ms_per_step > 0
-                    accepted[str(policy)] += result.sources.count("model")
+                with monkeypatch.context() as patch:
+                    always_draft(patch, most=6)
+                    patch.setattr(Budget, "settle", lambda self, saved: None)  # What drafts lose ends no queries.
+                    result = engine.generate(PROMPT, max_tokens=40, sampling=sampling).wait()
+                assert result.tokens == alone
+                assert result.draft.by_source["model"].drafted > 0
+                assert result.draft.draft_model_ms_per_step > 0
+                accepted += result.sources.count("model")
             if drafter is not other and name == "llama":
-                assert accepted["auto"] > 20
-                assert sum(accepted.values()) > 100
+                assert accepted > 20
                 assert (
                     engine.decoder.context.auto.shared.model_stats.promise(0) > 0.5
                 )  # random weights are not confident

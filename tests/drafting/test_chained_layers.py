@@ -1,5 +1,6 @@
 """Several MTP layers draft a chain: layer i predicts what it does in a fresh context with all pairs of its own."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
@@ -17,11 +18,10 @@ from rest_local import Engine, Sampling
 from rest_local.decoding.request import RequestOptions
 from rest_local.drafting.models.drafter import INLINE, Query
 from rest_local.drafting.models.heads import Floats, HeadText
-from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import Draft
+from rest_local.drafting.sources import MODEL, Lookup
+from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.llama import features as states
 from rest_local.llama.context import MAX_OUTPUTS
-from rest_local.planning.policies import eagle2_tree
 from rest_local.planning.policy import Policy, StepContext
 
 N_LAYERS = 3
@@ -164,7 +164,11 @@ class OnlyModel(Policy):
     name = "model"
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        return Draft(eagle2_tree(sources, at), skipped=True)
+        tree, text = DraftTree(1), sources.draft_text
+        if text is not None and text.can_ask and text.caught_up(math.inf):
+            while len(tree) < min(6, at.limit) and (likely := text.drafter.answer([Query(text, tuple(tree.token))])[0]):
+                tree.add(likely[0][0], len(tree) - 1, likely[0][1], MODEL)
+        return Draft(tree, skipped=True)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])

@@ -13,7 +13,7 @@ from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
 from rest_local.drafting.sources import N_CELLS, Lookup, Merged, Sources
 from rest_local.drafting.tree import ROOT, Calibrated, Draft, DraftTree
 from rest_local.planning.acceptance import RATE, SLOTS, Acceptance, TokenCalibrator
-from rest_local.planning.auto import Auto
+from rest_local.planning.auto import SKIPPED_STEP, Auto
 from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Budget, Plan, Savings, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
@@ -225,29 +225,26 @@ def test_a_fast_model_makes_few_lookups_in_noise_and_notices_stored_text() -> No
     assert machine.sizes[-1] > 0, "it drafts again"
 
 
-def test_entropies_are_not_computed_if_they_cost_more_than_they_save() -> None:
-    fast, slow = (Auto(CostCurve.from_points([0], [1, 64], [[ms, 2 * ms]])) for ms in (4.0, 200.0))
-    sources = Sources([], 100)
-    sources.restart([1, 2, 3])
-    for policy in (fast, slow):
-        policy.shared.driver.lookup = 0.2
-        policy.begin(3)
-        policy.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.008))
-    assert fast.watches_entropy
-    assert not slow.watches_entropy, "lookups are so cheap that none is skipped"
-    fast.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.012))
-    assert not fast.watches_entropy
-
-
-def test_an_entropy_that_is_not_computed_any_more_is_not_decided_by() -> None:
-    """The newest known one may be hundreds of tokens old by then."""
-    policy = Auto(CostCurve.from_points([0], [1, 64], [[4.0, 8.0]]))
-    seen: list[Sequence[float]] = []
-    policy.begin(3)
-    policy.trigger.fires = lambda entropies, repeats, price: not seen.append(entropies)  # type: ignore
-    for ms in (0.001, 1.0):
-        policy.looks_up(StepContext(3, 8, 8, (1.0,), 0, ms), lambda n: False)
-    assert seen == [(1.0,), ()]
+@pytest.mark.parametrize("reason", ["another request", "no room for a node", "forced text"])
+def test_a_rest_ends_where_there_is_something_to_decide(reason: str) -> None:
+    """Its steps have earned credit like others."""
+    policy = Auto(CostCurve.from_points([0], [1, 64], [[0.6, 8.0]]))
+    policy.begin(50)
+    sources = Sources([], 40_000)
+    sources.restart(range(50))
+    plain = StepContext(50, 12, 8)
+    policy.shared.driver.lookup = 0.6  # So dear that none is expected to pay.
+    policy.draft(sources, plain)
+    assert policy.draft(sources, plain) is SKIPPED_STEP
+    credit = policy.budget.credit
+    at = {
+        "another request": plain._replace(n_other=1),
+        "no room for a node": plain._replace(limit=0),
+        "forced text": plain._replace(forced=lambda path: ()),
+    }[reason]
+    assert policy.draft(sources, at) is not SKIPPED_STEP
+    assert policy.free_steps == 0
+    assert policy.budget.credit > credit
 
 
 def _credit_after(done: StepCost) -> float:

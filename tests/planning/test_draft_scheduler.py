@@ -18,7 +18,7 @@ from rest_local.planning.draft_scheduler import (
     ModelStats,
     PassValues,
 )
-from rest_local.planning.plan import TRIAL_SHARE, Plan
+from rest_local.planning.plan import EXPLORATION_SHARE, Plan
 
 PLAIN = 10.0
 FLAT = [PLAIN + 0.2 * n for n in range(40)]
@@ -194,7 +194,7 @@ def test_a_request_whose_share_exceeds_what_it_may_lose_is_not_asked() -> None:
 def test_a_model_that_does_not_pay_is_asked_once_in_a_while() -> None:
     made, drafter, root = stats(0.01), Counted(1.0), Open(question(1.0))
     assert not asking(drafter, root, known=made)()
-    made.waited = int(1.0 / TRIAL_SHARE / PLAIN) + 1
+    made.waited = int(1.0 / EXPLORATION_SHARE / PLAIN) + 1
     assert not asking(drafter, Open(question(0.5, path=(1,))), known=made)()
     assert asking(drafter, root, known=made)()
     assert made.waited == 0
