@@ -27,10 +27,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from pydantic_core import to_json
@@ -48,11 +48,11 @@ from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
-from rest_local.server.http import DRAIN_SECONDS, HttpServer, TimedProtocol
+from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.operations import Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, ServerSettings
-from rest_local.server.streaming import CONNECTION, json_response, watched
+from rest_local.server.streaming import json_response, watched
 
 _SMALL = 1 << 14  # a body of fewer bytes is parsed in the event loop
 _STATISTICS = ("/slots", "/metrics")
@@ -172,12 +172,6 @@ _OF_CONNECTION = frozenset(
     )
 )  # fmt: skip
 
-Headers = list[tuple[bytes, bytes]]
-
-
-class ProcessEnded(Exception):
-    """Raised if the process closed the connection before its answer was complete."""
-
 
 class Forwarded(Response):
     """The answer of a model's process to a request with this `body`. `load` is as for `Pool.using`."""
@@ -195,44 +189,38 @@ class Forwarded(Response):
         for _ in range(_TRIES):
             async with self._pool.using(self._entry, load=self._load) as process:
                 try:
-                    exchange = await Exchange.begin(process, *_of_client(scope), self._body)
+                    reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
                 except OSError:
                     await _end_of(process)
                     continue
-                with contextlib.closing(exchange):
-                    await self._pass_on(process, exchange, scope, send)
+                try:
+                    writer.write(_request(scope, process, self._body))
+                    await self._pass_on(process, reader, scope, send)
+                finally:
+                    writer.transport.abort()
                 return
         name = self._entry.names[0]
         raise ApiError(503, f"model {name} takes no requests", code="busy", headers={"retry-after": "1"})
 
-    async def _pass_on(self, process: ModelProcess, exchange: Exchange, scope: Scope, send: Send) -> None:
+    async def _pass_on(self, process: ModelProcess, reader: asyncio.StreamReader, scope: Scope, send: Send) -> None:
+        media_type: str | None = None  # None until the answer begins
         scope[FORWARDED] = True
         try:
-            status, headers = await exchange.head()
-        except ProcessEnded as error:
+            status, headers = await _head(reader)
+            passed = [pair for pair in headers if pair[0] not in _OF_CONNECTION or pair[0] == _LENGTH]
+            await send({"type": "http.response.start", "status": status, "headers": passed})
+            media_type = dict(headers).get(b"content-type", b"").decode()
+            async for data in _body(reader, dict(headers), scope["method"]):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             scope[FORWARDED] = False
             await _end_of(process)
-            raise self._ended(process) from error
-        passed = [pair for pair in headers if pair[0] not in _OF_CONNECTION or pair[0] == _LENGTH]
-        await send({"type": "http.response.start", "status": status, "headers": passed})
-        await self._send_body(process, exchange, dict(headers), scope, send)
-
-    async def _send_body(
-        self, process: ModelProcess, exchange: Exchange, headers: dict[bytes, bytes], scope: Scope, send: Send
-    ) -> None:
-        try:
-            if b"transfer-encoding" in headers:
-                await exchange.chunks(scope["state"][CONNECTION])
-            elif scope["method"] != "HEAD":
-                async for data in exchange.body(int(headers.get(_LENGTH, 0))):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-        except ProcessEnded:
-            scope[FORWARDED] = False
-            await _end_of(process)
-            last = _last_event(scope["path"], headers.get(b"content-type", b"").decode(), self._ended(process))
+            if media_type is None:
+                raise self._ended(process) from error
+            last = _last_event(scope["path"], media_type, self._ended(process))
             if last is None:
                 raise
-            scope["state"][CONNECTION].write(last)
+            await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _ended(self, process: ModelProcess) -> ApiError:
@@ -260,97 +248,39 @@ def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
     return event(value, "error" if path.startswith("/v1/messages") else None)
 
 
-def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
-    """Return method, target and headers of a client's request, with the client's address."""
+def _request(scope: Scope, process: ModelProcess, body: bytes) -> bytes:
+    """Return a client's request as its process gets it, with the client's address and the process's secret."""
     query = scope["query_string"]
     target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
     address, port = scope.get("client") or ("?", 0)
     named = b",".join(value.lower() for name, value in scope["headers"] if name == b"connection")
     left_out = _OF_CONNECTION | {name.strip() for name in named.split(b",")} - {b"host"}
     headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
-    return scope["method"].encode(), target, [*headers, (CLIENT.encode(), f"{address}:{port}".encode())]
+    headers += [(CLIENT.encode(), f"{address}:{port}".encode()), (SECRET.encode(), process.setup.secret or b"")]
+    headers += [(_LENGTH, str(len(body)).encode())]
+    first = b"%b %b HTTP/1.1" % (scope["method"].encode(), target)
+    return b"\r\n".join((first, *(b"%b: %b" % pair for pair in headers), b"", body))
 
 
-class Exchange(asyncio.Protocol):
-    """One request to a process: `begin`, `head`, `body` or `chunks`, `close`."""
+async def _head(reader: asyncio.StreamReader) -> tuple[int, list[tuple[bytes, bytes]]]:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+    pairs = (line.partition(b":") for line in lines)
+    return int(status.split()[1]), [(name.lower(), value.strip()) for name, _, value in pairs]
 
-    def __init__(self) -> None:
-        self._received = bytearray()
-        self._changed = asyncio.Event()
-        self._ended = False
-        self._client: TimedProtocol | None = None
 
-    @classmethod
-    async def begin(
-        cls, process: ModelProcess, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
-    ) -> Exchange:
-        """Send a request. Raises OSError if the process takes no connection."""
-        own = ((SECRET.encode(), process.setup.secret or b""), (_LENGTH, str(len(body)).encode()))
-        lines = (b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % pair for pair in (*headers, *own)), b"", body)
-        transport, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
-        transport.write(b"\r\n".join(lines))
-        return exchange
-
-    async def head(self) -> tuple[int, Headers]:
-        while (end := self._received.find(b"\r\n\r\n")) < 0:
-            await self._more()
-        status, *lines = bytes(self._received[:end]).split(b"\r\n")
-        del self._received[: end + 4]
-        pairs = (line.partition(b":") for line in lines)
-        return int(status.split()[1]), [(name.lower(), value.strip()) for name, _, value in pairs]
-
-    async def body(self, size: int) -> AsyncIterator[bytes]:
-        """Yield a body of that size as it arrives."""
-        while size:
-            while not self._received:
-                await self._more()
-            data = bytes(self._received)
-            self._received.clear()
-            size -= len(data)
-            yield data
-
-    async def chunks(self, client: TimedProtocol) -> None:
-        """Pass the chunks of a body on as they arrive, in the loop's callback that has read them."""
-        self._client = client
-        while not self._pass_on(client):
-            await self._more()
-            await client.flow.drain()
-
-    def _pass_on(self, client: TimedProtocol) -> bool:
-        """Pass on the chunks so far. Return True if the last chunk has come, which stays in the buffer."""
-        data = self._received
-        while (end := data.find(b"\r\n")) >= 0:
-            if not (size := int(data[:end], 16)):
-                return len(data) >= end + 4
-            if len(data) < (whole := end + 2 + size + 2):
-                break
-            client.write(bytes(data[end + 2 : whole - 2]))
-            del data[:whole]
-        return False
-
-    async def _more(self) -> None:
-        if self._ended:
-            raise ProcessEnded
-        self._transport.resume_reading()
-        await self._changed.wait()
-        self._changed.clear()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if self._client is None or self._pass_on(self._client) or self._client.flow.write_paused:
-            self._transport.pause_reading()  # `_more` resumes it
-            self._changed.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended = True
-        self._changed.set()
+async def _body(reader: asyncio.StreamReader, headers: dict[bytes, bytes], method: str) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they arrive. Raises IncompleteReadError, ConnectionError."""
+    if b"transfer-encoding" in headers:
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            yield (await reader.readexactly(size + 2))[:-2]
+        return
+    left = 0 if method == "HEAD" else int(headers.get(_LENGTH, 0))
+    while left:
+        data = await reader.read(left)
+        if not data:
+            raise asyncio.IncompleteReadError(b"", left)
+        left -= len(data)
+        yield data
 
 
 @dataclass(frozen=True)

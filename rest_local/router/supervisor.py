@@ -2,8 +2,8 @@
 
 It holds the listening sockets and serves nothing. Clients reach its child, the server, directly.
 
-- A child that crashes is started again at once. If it had served for less than STEADY_SECONDS or cannot be started, the
-  next connection starts it. Connections wait in the sockets meanwhile.
+- A child that crashes is started again at once, or after STEADY_SECONDS if it had served for less or cannot be started.
+  Connections wait in the sockets meanwhile.
 - The child ends with its parent (`rest_local.router.process`), and the parent with a child that ends by itself with
   success, because a signal has stopped it. An error of the first start ends the parent with the same error.
 - Signals are those of `rest_local.server.app`. A second one kills the child.
@@ -12,6 +12,7 @@ It holds the listening sockets and serves nothing. Clients reach its child, the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -33,7 +34,7 @@ class Supervisor(Stoppable):
     def __init__(self, setup: Setup, sockets: Sequence[socket.socket]) -> None:
         self._setup, self._sockets = setup, sockets
         self._process: ModelProcess | None = None
-        self._connected = asyncio.Event()
+        self._stopped = asyncio.Event()
 
     def run(self) -> None:
         """Serve until stopped. Raises ModelProcessFailed for the first start, and KeyboardInterrupt."""
@@ -67,27 +68,13 @@ class Supervisor(Stoppable):
         fields = {"event": "crash", "model": self._setup.name, "how": process.how_it_ended()}
         log.error("the process of the model ended by itself", extra={"fields": fields})
         if not process.loaded_at or time.monotonic() - process.loaded_at < STEADY_SECONDS:
-            await self._connection()
-
-    async def _connection(self) -> None:
-        """Wait until a client connects or the server stops."""
-        loop = asyncio.get_running_loop()
-        self._connected.clear()
-        for each in self._sockets:
-            loop.add_reader(each, self._connected.set)
-        await self._connected.wait()
-        self._leave_sockets(loop)
-
-    def _leave_sockets(self, loop: asyncio.AbstractEventLoop) -> None:
-        for each in self._sockets:
-            if each.fileno() >= 0:
-                loop.remove_reader(each)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), STEADY_SECONDS)
 
     def on_stop(self) -> None:
-        self._leave_sockets(asyncio.get_running_loop())
         for each in self._sockets:
             each.close()  # connections are refused once the child has closed its copies, too
-        self._connected.set()
+        self._stopped.set()
         if self._process is not None:
             if self.force_exit:
                 self._process.kill()

@@ -5,18 +5,16 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from rest_local.router import app as forwarding
-from rest_local.router.app import Exchange, Forwarded, RouterState, create_router
+from rest_local.router.app import Forwarded, RouterState, create_router
 from rest_local.router.pool import Pool
 from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import ServerSettings
-from rest_local.server.streaming import CONNECTION
 from tests.router.fake_processes import FakeProcess, looped, setup, turns, use
 
 PoolOf = Callable[..., Pool]
@@ -175,56 +173,53 @@ async def test_a_process_that_ends_before_it_answers(
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-class Reader:
-    """The connection of a client: what was written to it in chunks."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.write = self.written.append
-        self.flow = FlowControl(Mock())
-
-
-async def streamed(pool: Pool, reader: Reader) -> Client:
-    """Return what a client got of a stream, apart from its chunks."""
-    client = Client()
-    await Forwarded(pool, pool.entries[0], b"{}")(SCOPE | {"state": {CONNECTION: reader}}, client.receive, client.send)
-    return client
+async def streamed(pool: Pool, client: Client) -> list[bytes]:
+    """Return the parts that a client got of a stream, of which the last one is empty."""
+    await Forwarded(pool, pool.entries[0], b"{}")(dict(SCOPE), client.receive, client.send)
+    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    return [message["body"] for message in client.sent[1:-1]]
 
 
 @looped
 async def test_an_answer_that_has_begun_is_not_begun_again(pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client has the first part of a stream: the error is the last event, after the last complete one."""
     async with answering(EVENTS + b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2", OK) as process:
-        pool, reader = pool_of("one"), Reader()
+        pool = pool_of("one")
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
-        client = await streamed(pool, reader)
-        first, last = reader.written
+        first, last = await streamed(pool, Client())
         assert first == b"data: 1\n\n"
         assert last.startswith(b"data: ")
         assert b"model_crashed" in last
-        assert [message.get("more_body") for message in client.sent] == [None, False]
         assert process.acts == [OK]
 
 
 @looped
-async def test_chunks_are_passed_on_whole_however_they_arrive(pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [b"x", b"\r\n0\r\n\r\n", 30 * b"long"]
+async def test_chunks_are_passed_on_whole(pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [b"x", b"\r\n0\r\n\r\n", 30_000 * b"long"]
     sent = EVENTS + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-    received = Exchange.data_received
-    monkeypatch.setattr(Exchange, "data_received", lambda self, data: [received(self, bytes([b])) for b in data])
     async with answering(sent) as process:
-        pool, reader = pool_of("one"), Reader()
+        pool = pool_of("one")
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
-        client = await streamed(pool, reader)
-        assert reader.written == parts
-        assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+        assert await streamed(pool, Client()) == parts
+
+
+class Slow(Client):
+    """A client that reads when `reads` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = asyncio.Event()
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        await super().send(message)
+        await self.reads.wait()
 
 
 @looped
 async def test_what_a_client_does_not_read_is_not_read_from_the_process(
     pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, gone = asyncio.Event(), asyncio.Event()
+    gone = asyncio.Event()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"{}")
@@ -239,26 +234,17 @@ async def test_what_a_client_does_not_read_is_not_read_from_the_process(
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     async with server:
-        pool, reader = pool_of("one"), Reader()
+        pool, client = pool_of("one"), Slow()
         process = Silent(server.sockets[0].getsockname()[1], asyncio.Event())
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
-
-        def write(data: bytes) -> None:
-            reader.written.append(data)
-            if len(reader.written) == 1:
-                reader.flow.pause_writing()
-                first.set()
-
-        reader.write = write
-        streaming = asyncio.create_task(streamed(pool, reader))
-        await first.wait()
-        await turns()
-        held = len(reader.written)
-        assert held < 16
+        streaming = asyncio.create_task(streamed(pool, client))
+        while not client.sent:
+            await asyncio.sleep(0.001)
+        await turns(100)
+        assert len(client.sent) == 1
         assert not gone.is_set()
-        reader.flow.resume_writing()
-        await streaming
-        assert len(reader.written) == 1 << 10
+        client.reads.set()
+        assert len(await streaming) == 1 << 10
 
 
 def test_only_the_server_says_where_a_request_comes_from() -> None:
@@ -269,10 +255,10 @@ def test_only_the_server_says_where_a_request_comes_from() -> None:
         (b"transfer-encoding", b"chunked"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
     ]  # fmt: skip
     scope = SCOPE | {"headers": told, "client": ("127.0.0.1", 5)}
-    _, _, found = forwarding._of_client(scope)
-    assert found == [
-        (b"host", b"h"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
-        (CLIENT.encode(), b"127.0.0.1:5"),
+    found = forwarding._request(scope, Silent(0, asyncio.Event()), b"{}")  # type: ignore[arg-type]
+    assert found.split(b"\r\n") == [
+        b"GET /props HTTP/1.1", b"host: h", b"authorization: Bearer k", b"x_rest_local_client: y",
+        CLIENT.encode() + b": 127.0.0.1:5", SECRET.encode() + b": s", b"content-length: 2", b"", b"{}",
     ]  # fmt: skip
 
 

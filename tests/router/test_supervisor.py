@@ -76,27 +76,19 @@ async def test_a_steady_process_is_started_again_at_once(
 
 
 @looped
-async def test_a_process_that_ends_soon_is_started_again_by_a_connection(
+async def test_a_start_that_fails_is_tried_again(
     made: list[FakeProcess], listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is so after a failed start, too."""
-    monkeypatch.setattr(supervisors, "STEADY_SECONDS", 1e12)
+    monkeypatch.setattr(supervisors, "STEADY_SECONDS", 0.0)
     address, served = listening.getsockname(), supervisor(listening)
     serving = asyncio.create_task(served.serve())
     await turns()
-    made[0].end()
-    await turns(100)
-    assert len(made) == 1
     FakeProcess.gate.clear()
-    _, client = await asyncio.open_connection(*address)
-    while len(made) == 1:
-        await asyncio.sleep(0)
+    made[0].end()
+    await turns()
     made[1].begin_stop()  # its start fails
     await turns(100)
-    client.close()
-    while len(made) == 2:  # the connection still waits
-        await asyncio.sleep(0)
-    FakeProcess.gate.set()
+    assert len(made) == 3
     served.stop()
     await serving
     with pytest.raises(OSError, match="Connect"):
@@ -128,7 +120,7 @@ async def test_the_error_of_the_first_start_ends_it(made: list[FakeProcess], lis
 
 
 @looped
-async def test_a_stop_while_it_waits_for_a_connection(
+async def test_a_process_that_ends_soon_is_not_started_again_at_once(
     made: list[FakeProcess], listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisors, "STEADY_SECONDS", 1e12)
