@@ -1,8 +1,8 @@
 """Types of the request bodies: OpenAI's, with llama-server's additions.
 
 - Types are strict: a string is not a number.
-- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`). The log names
-  those that no API has (`warn_of_unknown`). Within `rest_local` unknown fields are refused.
+- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`). Within
+  `rest_local` they are refused.
 - null means absent.
 - Checking a list stops at its first wrong element. Collecting all errors of 350 000 elements took a minute and a
   gigabyte.
@@ -17,13 +17,9 @@ of memory.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import re
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -205,41 +201,11 @@ class GenerationBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _translate_vllm(cls, value: Any) -> Any:
-        return _from_vllm(dict(value)) if isinstance(value, dict) else value
-
-
-def _from_vllm(value: JsonObject) -> JsonObject:
-    """Translate vLLM's `repetition_penalty`, `guided_*` and `structured_outputs` into this server's fields.
-
-    vLLM's penalty counts the whole text.
-    """
-    if (penalty := value.pop("repetition_penalty", None)) is not None:
-        value = {"repeat_penalty": penalty, "repeat_last_n": -1, **value}
-    wanted = value.pop("structured_outputs", None)
-    guided = dict(wanted) if isinstance(wanted, dict) else {}
-    for kind in ("json", "regex", "choice", "grammar"):
-        if (given := value.pop(f"guided_{kind}", None)) is not None:
-            guided[kind] = given
-    guided = {kind: given for kind, given in guided.items() if given not in (None, False, "", [])}
-    if not guided:
-        return value
-    kind, given = next(iter(guided.items()))
-    if len(guided) > 1 or any(value.get(name) for name in ("grammar", "json_schema")):
-        raise PydanticCustomError("conflict", "give one grammar, schema, regular expression or choice")
-    if kind == "json":
-        return value | {"json_schema": from_json(given) if isinstance(given, str) else given}
-    if kind == "json_object":
-        return value | {"response_format": {"type": "json_object"}}
-    if kind == "grammar" and isinstance(given, str):
-        return value | {"grammar": given if "::=" in given else {"type": "lark", "value": given}}
-    if kind == "regex" and isinstance(given, str):
-        pattern = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], given.replace("\n", "\\n"))
-        return value | {"grammar": {"type": "lark", "value": f"start: /{pattern}/"}}
-    if kind == "choice" and isinstance(given, list) and all(isinstance(text, str) for text in given):
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
-        return value | {"grammar": {"type": "lark", "value": f"start: {texts}"}}
-    raise PydanticCustomError("unsupported", "structured_outputs.{kind} is not supported", {"kind": kind[:40]})
+    def _translate_repetition_penalty(cls, value: Any) -> Any:
+        """Translate vLLM's penalty, which counts the whole text."""
+        if not isinstance(value, dict) or value.get("repetition_penalty") is None:
+            return value
+        return {"repeat_penalty": value["repetition_penalty"], "repeat_last_n": -1, **value}
 
 
 class NamedFunction(Body):
@@ -407,11 +373,7 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
     try:
         if issubclass(kind, GenerationBody):
             _refuse_unsupported(value)
-        checked = kind.model_validate(value)
-        if issubclass(kind, Body):
-            known = {*kind.model_fields, *(field.alias or "" for field in kind.model_fields.values())}
-            warn_of_unknown(value, known, Extension.model_fields if "rest_local" in known else ())
-        return checked
+        return kind.model_validate(value)
     except ValidationError as error:
         raise _explain(error) from error
     except RecursionError as error:
@@ -421,14 +383,16 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
 # Fields of other servers that would change an answer but have no counterpart here, with the values that are harmless.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tfs_z": (1,), "top_a": (0,), "allowed_token_ids": ([],), "bad_words": ([],), "logits_processors": ([],),
-    "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1,), "guided_whitespace_pattern": ("",),
+    "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1,), "structured_outputs": ({},),
+    "guided_json": ("",), "guided_regex": ("",), "guided_choice": ([],), "guided_grammar": ("",),
 }  # fmt: skip
 
 
 def _refuse_unsupported(value: JsonObject) -> None:
     for name, neutral in UNSUPPORTED.items():
         if value.get(name) is not None and value[name] not in neutral:
-            raise ApiError(400, f"{name}: this server has no such sampling", code="unsupported", param=name)
+            message = f"{name}: there is no such sampling or constraint here"
+            raise ApiError(400, message, code="unsupported", param=name)
 
 
 def load(data: bytes) -> Any:
@@ -470,60 +434,3 @@ def _explain(error: ValidationError) -> ApiError:
             where += f".{part}" if where else part
     message = f"{where}: {first['msg']}" if where else first["msg"]
     return ApiError(400, message, code="invalid_type", param=re.split(r"[.\[]", where)[0] or None)
-
-
-log = logging.getLogger("rest_local.server")
-MAX_WARNINGS = 100  # a client can send any number of names, so warnings are limited per process
-_NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
-# Fields of OpenAI, llama-server, Anthropic, Ollama, then of vLLM, OpenRouter and others. A client of several servers
-# sends all of its fields to each, so those without a meaning here are not worth a warning.
-_IGNORED = """
-    audio background best_of client_metadata context_management conversation dimensions echo encoding_format
-    frequency_penalty function_call functions include input instructions logit_bias logprobs max_completion_tokens
-    max_output_tokens max_tool_calls metadata modalities moderation n parallel_tool_calls previous_response_id
-    prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning reasoning_effort response_format
-    safety_identifier service_tier store stream_options text tool_choice tools top_logprobs truncation user
-    verbosity web_search_options
-    adaptive_decay adaptive_target add_special backend_sampling cache_prompt chat_format continue_final_message
-    dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent
-    dynatemp_range embd_normalize generation_prompt grammar_lazy grammar_triggers grammar_type id_slot image_data
-    input_extra input_prefix input_suffix lora min_keep mirostat mirostat_eta mirostat_tau n_cache_reuse n_cmpl
-    n_discard n_indent n_probs parse_tool_calls penalize_nl penalty_prompt post_sampling_probs preserved_tokens
-    reasoning_budget_message reasoning_budget_tokens reasoning_control reasoning_format reasoning_in_content
-    response_fields return_progress return_tokens slot_id sse_ping_interval system_prompt t_max_prompt_ms tfs_z
-    thinking_budget_tokens thinking_forced_open timings_per_token top_n_sigma typical_p with_pieces xtc_probability
-    xtc_threshold
-    anthropic_beta anthropic_version betas cache_control container diagnostics inference_geo mcp_servers
-    output_config output_format speed stop_sequences system thinking thread
-    context format images keep_alive name options raw shift suffix template think truncate
-    add_generation_prompt allowed_token_ids bad_words chat_id chat_template chat_template_kwargs documents
-    early_stopping enable_thinking extra_body features files filter_options guided_choice guided_grammar guided_json
-    guided_regex id include_reasoning include_stop_str_in_output length_penalty logits_processors
-    mm_processor_kwargs min_tokens models num_ctx plugins priority prompt_logprobs provider repetition_penalty
-    request_id route session_id skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs
-    template_kwargs tool_ids top_a transforms truncate_prompt_tokens usage use_beam_search variables
-"""
-IGNORED = frozenset(_IGNORED.split())
-_warned: set[str] = set()
-
-
-def warn_of_unknown(given: Iterable[str], known: Collection[str], own: Collection[str]) -> None:
-    """Log a warning, once in this process, for each field that no API has: most likely it is misspelt.
-
-    Only names are logged, never values, which may be prompts. `known` are the fields of the call, `own` those within
-    `rest_local`.
-    """
-    for name in given:
-        if (
-            name in known
-            or name in IGNORED
-            or name in _warned
-            or len(_warned) >= MAX_WARNINGS
-            or not _NAME.fullmatch(name)
-        ):
-            continue
-        _warned.add(name)
-        near = get_close_matches(name, [*known, *own], 1)
-        place = "rest_local." if near and near[0] not in known else ""
-        meant = f"; did you mean {place}{near[0]}?" if near else ""
-        log.warning("field %s of a request is unknown and does nothing%s", name, meant)

@@ -1,45 +1,21 @@
-"""Fields that no API has: refused below `rest_local`, named in the log elsewhere, and no client's field is one."""
+"""Fields that no API has are refused below `rest_local`, and ignored elsewhere; names of models."""
 
 import json
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import recorded
 from live import Live
 from pydantic import BaseModel
 from recorded import OPENAI
 
-from rest_local.api import bodies
-from rest_local.api.bodies import ChatBody, CompletionBody, EmbeddingBody, InfillBody, NativeBody, check
+from rest_local.api.bodies import ChatBody, CompletionBody, check
 from rest_local.api.errors import ApiError
-from rest_local.api.messages import CountBody, MessagesBody
-from rest_local.api.ollama import EmbedBody, GenerateBody, OllamaChatBody
+from rest_local.api.messages import MessagesBody
+from rest_local.api.ollama import OllamaChatBody
 from rest_local.api.responses import ResponseBody
 
-KINDS: dict[str, type[BaseModel]] = {
-    "/infill": InfillBody, "/completion": NativeBody, "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody, "/v1/responses": ResponseBody, "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": CountBody, "/api/chat": OllamaChatBody, "/api/generate": GenerateBody,
-    "/api/embed": EmbedBody,
-}  # fmt: skip
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return a function that gives what the log was told since its last call."""
-    monkeypatch.setattr(bodies, "_warned", set())
-    monkeypatch.setattr(bodies.log, "propagate", True)
-    caplog.set_level(logging.WARNING, "rest_local.server")
-
-    def lines() -> list[str]:
-        found = [record.getMessage() for record in caplog.records]
-        caplog.clear()
-        return found
-
-    return lines
 
 
 def body(fields: dict[str, Any]) -> bytes:
@@ -62,35 +38,6 @@ def test_a_misspelt_field_below_rest_local_is_refused_by_name(kind: type[BaseMod
         check(body({**fields, "rest_local": {"polcy": "off"}}), kind)
     assert (refused.value.status, refused.value.param) == (400, "rest_local")
     assert str(refused.value).startswith("rest_local: unknown field 'polcy'; there are origins, policy, ")
-
-
-def test_other_unknown_fields_are_named_in_the_log_once(told: Callable[[], list[str]]) -> None:
-    for _ in range(2):
-        check(body({**CHAT, "policy": "off", "temprature": 0, "zzz": 1, "user": "me", "bad name\x1b": 1}), ChatBody)
-    assert told() == [
-        "field policy of a request is unknown and does nothing; did you mean rest_local.policy?",
-        "field temprature of a request is unknown and does nothing; did you mean temperature?",
-        "field zzz of a request is unknown and does nothing",
-    ]
-    check(body({"input": "x", "policy": "off", "zzzz": 1}), EmbeddingBody)
-    assert told() == ["field zzzz of a request is unknown and does nothing"]
-
-
-def test_a_client_cannot_fill_the_log(told: Callable[[], list[str]]) -> None:
-    check(body({**CHAT, **{f"field_{n}": n for n in range(1000)}}), ChatBody)
-    assert len(told()) == bodies.MAX_WARNINGS
-
-
-def test_no_field_of_a_recorded_client_is_unknown(told: Callable[[], list[str]]) -> None:
-    for each in recorded.ALL:
-        check(body(each.body), KINDS[each.path.partition("?")[0]])
-        assert told() == [], (each.client, each.path)
-
-
-def test_a_field_of_one_call_is_unknown_to_none_of_the_others(told: Callable[[], list[str]]) -> None:
-    every = {name: None for kind in KINDS.values() for name in kind.model_fields}
-    check(body({**every, **CHAT}), ChatBody)
-    assert [line for line in told() if "rest_local" not in line] == []
 
 
 def test_errors_name_the_option_of_serve(scripted: Callable[..., Live]) -> None:
