@@ -213,11 +213,10 @@ class PromptTooLong(GenerationError):
 
 
 class CannotGenerate(GenerationError):
-    """The model generates no text: it makes embeddings, or scores documents (`ranks`)."""
+    """The model generates no text: it makes embeddings."""
 
-    def __init__(self, *, ranks: bool = False) -> None:
-        what = "ranks documents for a query" if ranks else "makes embeddings"
-        super().__init__(f"the model {what} and generates no text; give one that does")
+    def __init__(self) -> None:
+        super().__init__("the model makes embeddings and generates no text; give one that does")
 
 
 class PromptEmpty(GenerationError):

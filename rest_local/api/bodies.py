@@ -30,7 +30,6 @@ from rest_local.api.errors import ApiError
 MAX_CHOICES = 16
 MAX_STOPS = 16_384  # `StopFinder` hardly gets slower with their number
 MAX_PROMPTS = 256
-MAX_DOCUMENTS = 1024
 Milliseconds = Annotated[float, Field(le=1e9)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_BIASES = 100_000
@@ -289,34 +288,6 @@ class EmbeddingBody(Body):
     input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-
-
-class DocumentText(Body):
-    """A document as an object, as Cohere and Jina take it."""
-
-    text: str
-
-
-Document = str | DocumentText
-Documents = Annotated[Many[Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
-
-
-class RerankBody(Body):
-    """The body of POST /v1/rerank. TEI's names `texts` and `return_text` are answered in TEI's shape."""
-
-    model: str | None = None
-    query: Annotated[str, Field(min_length=1)]
-    documents: Documents | None = None
-    texts: Documents | None = None
-    top_n: Annotated[int, Field(ge=1)] | None = None
-    return_documents: bool | None = None
-    return_text: bool | None = None
-
-    @model_validator(mode="after")
-    def _check_documents(self) -> RerankBody:
-        if self.documents is None and self.texts is None:
-            raise ValueError("documents: give at least one")
-        return self
 
 
 class NativeBody(GenerationBody):

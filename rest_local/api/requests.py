@@ -20,7 +20,6 @@ from rest_local.decoding.request import STRICT, Request
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import CannotGenerate, OptionError, PromptTooLong
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
-from rest_local.llama.embedding import pooling_of
 from rest_local.llama.options import INFILL, MAX_SEED, NUMBERS, Sampling
 from rest_local.llama.sampling_defaults import sampler_order
 
@@ -195,7 +194,7 @@ PREFIX_SHARE = 0.75
 def check_generates(engine: Engine) -> None:
     """Raise CannotGenerate for a model that only reads."""
     if not engine.decoder.generates:
-        raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
+        raise CannotGenerate
 
 
 def template_of(engine: Engine) -> ChatTemplate:

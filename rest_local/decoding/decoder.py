@@ -22,7 +22,7 @@ from rest_local.decoding.stream import Answer
 from rest_local.decoding.verify import Relaxed, Verifier
 from rest_local.drafting.sources import Sources
 from rest_local.errors import CannotGenerate, OptionError, PromptEmpty, PromptTooLong
-from rest_local.llama.embedding import longest_text, pooling_of
+from rest_local.llama.embedding import longest_text
 from rest_local.llama.model import Model
 from rest_local.llama.options import Sampling
 from rest_local.llama.placeholders import text_of
@@ -61,7 +61,7 @@ class Decoder:
     def context(self) -> DecodeContext:
         """Return what requests share: the cells, what a batch costs, its self-test. Raises CannotGenerate."""
         if self._context is None:
-            raise CannotGenerate(ranks=pooling_of(self.model) == "rank")
+            raise CannotGenerate
         return self._context
 
     @property

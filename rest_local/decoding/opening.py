@@ -41,7 +41,7 @@ from rest_local.errors import (
 from rest_local.kv_cache.checkpoints import CHECKPOINT_BYTES, MOST_CHECKPOINTS
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.embedding import pooling_of
+from rest_local.llama.embedding import pooling
 from rest_local.llama.gguf import check_headers, read_gguf, trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -61,7 +61,7 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def open_encoder(config: EngineConfig) -> Model | None:
-    """Open the model if its file says that it reads a text in both directions: it makes vectors or scores, and no text.
+    """Open the model if its file says that it reads a text in both directions: it makes vectors, and no text.
     Raises ModelError, also for one that pools nothing.
     """
     path = model_file(config.model)
@@ -71,7 +71,7 @@ def open_encoder(config: EngineConfig) -> Model | None:
     except (ModelError, OSError):  # Opening the model says what is wrong with it.
         return None
     model = Model.open(path, n_gpu_layers=config.n_gpu_layers, options=config.options)
-    if pooling_of(model) is None:
+    if pooling(model) is None:
         model.close()
         raise ModelInvalid(path, "reads in both directions and names no pooling, so it makes neither text nor vectors")
     return model

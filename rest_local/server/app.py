@@ -62,9 +62,6 @@ _OTHER_NAMES = {
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
     "/responses": "/v1/responses",
-    "/rerank": "/v1/rerank",
-    "/reranking": "/v1/rerank",
-    "/v1/reranking": "/v1/rerank",
     "/v1/health": "/health",
 }
 

@@ -21,7 +21,7 @@ from rest_local.api.openai import ChatCall, Completion
 from rest_local.api.requests import checked_ids, prompt_text
 from rest_local.api.responses import ResponseBody
 from rest_local.api.responses_answer import ResponseCall
-from rest_local.llama.embedding import Embedder, Ranker
+from rest_local.llama.embedding import Embedder
 from rest_local.server.answering import context_of, generate, parse
 from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post
 from rest_local.server.state import State, server_of, state_of
@@ -83,21 +83,6 @@ def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.f
         return state.embedder.embed(prompt)
 
     return lambda prompt: service.run(lambda engine: one(engine, prompt))
-
-
-async def rerank(request: HttpRequest) -> Response:
-    body, state = await parse(request, bodies.RerankBody), state_of(request)
-    service, engine = state.loaded()
-    model = state.check_model(body.model)
-
-    def one(engine: Engine, tokens: list[int]) -> float:
-        state.ranker = state.ranker or Ranker(engine.model)
-        return state.ranker.score(tokens)
-
-    def work() -> Any:
-        return vectors.reranking(engine, body, model, lambda tokens: service.run(lambda engine: one(engine, tokens)))
-
-    return json_response(await state.workers.run(request, work))
 
 
 async def ollama_chat(request: HttpRequest) -> Response:
@@ -277,7 +262,6 @@ ROUTES: Routes = (
     (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), chat_tokens),
     _generating("/v1/completions", "Continue text", bodies.CompletionBody, Completion),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
     (get("/v1/models", "List models", of_server=True), list_models),
     (get("/v1/models/{name}", "Describe a model", of_server=True), one_model),
     _generating("/completion", "Continue text, as llama-server does", bodies.NativeBody, NativeCompletion),

@@ -28,7 +28,7 @@ from rest_local.stop import Stop
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.service import Service
-    from rest_local.llama.embedding import Embedder, Ranker
+    from rest_local.llama.embedding import Embedder
 
 
 log = logging.getLogger("rest_local.server")
@@ -91,8 +91,7 @@ def server_of(request: Request) -> Any:
 class State:
     """The model of one server: `load` it, and `close` it after its last request.
 
-    `engine` and `service` are set when the model is loaded, `embedder` and `ranker` by the first request that needs
-    them.
+    `engine` and `service` are set when the model is loaded, `embedder` by the first request that needs it.
     """
 
     settings: ServerSettings
@@ -100,7 +99,6 @@ class State:
     engine: Engine | None = None
     service: Service | None = None
     embedder: Embedder | None = None
-    ranker: Ranker | None = None
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
     _loading: Stop = field(default_factory=Stop)
@@ -129,9 +127,8 @@ class State:
             log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
         if service is not None:
             service.close()
-        for pooled in (self.embedder, self.ranker):
-            if pooled is not None:
-                pooled.close()
+        if self.embedder is not None:
+            self.embedder.close()
         if self.engine is not None:
             self.engine.close()
 

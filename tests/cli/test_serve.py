@@ -251,7 +251,7 @@ def test_a_service_with_several_addresses_ignores_sighup_and_ends_at_ctrl_c(tmp_
         ("-m a.gguf -a gpt-4 -b 256 -ub 128 -t 3 -tb 4",
          "-m a.gguf --alias gpt-4 --batch-size 256 --ubatch-size 128 --threads 3 --threads-batch 4"),
         ("-m a.gguf --temperature 0.5 -s 7 --no-context-shift --embeddings", "-m a.gguf --temp 0.5 --seed 7"),
-        ("-m a.gguf -mm p.gguf --sleep-idle-seconds 60 --reranking", "-m a.gguf --mmproj p.gguf --idle 60s"),
+        ("-m a.gguf -mm p.gguf --sleep-idle-seconds 60", "-m a.gguf --mmproj p.gguf --idle 60s"),
     ],
 )  # fmt: skip
 def test_lines_of_llama_server_mean_the_same_here(theirs: str, ours: str) -> None:

@@ -15,7 +15,7 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.router.memory import Need, need_of
 from rest_local.server.settings import ServerSettings
 from tests.router.conftest import Routed, choice
-from tests.support.encoders import MEAN_POOLING, RANK_POOLING, encoder
+from tests.support.encoders import MEAN_POOLING, encoder
 
 Start = Callable[..., Routed]
 Files = Callable[..., list[Path]]
@@ -148,21 +148,16 @@ def test_a_name_with_its_tag_reaches_the_model(pair: Routed) -> None:
 
 
 def test_each_kind_of_model_answers_its_calls(routed: Start, files: Files, tmp_path: Path) -> None:
-    """One that generates next to those that only embed or rerank."""
+    """One that generates next to one that only embeds."""
     (chat,) = files("chat")
-    embed, rank = tmp_path / "embed.gguf", tmp_path / "rank.gguf"
+    embed = tmp_path / "embed.gguf"
     encoder(embed, MEAN_POOLING)
-    encoder(rank, RANK_POOLING)
     assert need_of(EngineConfig(model=embed, slots=4)) == Need(embed.stat().st_size, 0)
-    live = routed([choice(chat), choice(embed), choice(rank)])
+    live = routed([choice(chat), choice(embed)])
     vectors = live.ask("embed", "/v1/embeddings", input=["a b", "c"]).json()["data"]
     assert [len(row["embedding"]) for row in vectors] == [len(vectors[0]["embedding"])] * 2
-    ranked = live.ask("rank", "/v1/rerank", query="a", documents=["b", "c", "a"], top_n=2).json()
-    assert len(ranked["results"]) == 2
-    assert ranked["model"] == "rank"
-    for model in ("embed", "rank"):
-        assert live.ask(model, "/completion", prompt="a").status_code == 501
-    assert live.ask("chat", "/v1/rerank", query="a", documents=["b"]).status_code == 501
+    assert live.ask("embed", "/completion", prompt="a").status_code == 501
+    assert live.ask("chat", "/v1/embeddings", input="a").status_code == 501
     with ollama.Client(host=live.url) as client:
         assert len(client.embed("embed", ["the cat", "a dog"]).embeddings) == 2
         assert client.show("embed").capabilities == ["embedding"]

@@ -1,4 +1,4 @@
-"""Models that only read: embeddings and reranking are served, what generates is refused, nothing is measured."""
+"""Models that only read: embeddings are served, what generates is refused, nothing is measured."""
 
 import base64
 import contextlib
@@ -12,7 +12,7 @@ import ollama
 import openai
 import pytest
 from live import Live, served
-from support.encoders import CLS, MEAN_POOLING, RANK_POOLING, Encoder, encoder
+from support.encoders import CLS, MEAN_POOLING, Encoder, encoder
 from support.pooled import with_pooling
 
 from rest_local.decoding.engine import Engine
@@ -21,7 +21,6 @@ from rest_local.llama.options import ModelOptions, Override
 from rest_local.server.app import Serving
 from rest_local.server.settings import ServerSettings
 
-QUERY = "what is the cat"
 DOCUMENTS = ["the dog", "cat mat", "a", "the cat sat on the mat"]
 
 
@@ -41,16 +40,6 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 @pytest.fixture(scope="module")
 def embedding(vectors: Encoder) -> Iterator[Live]:
     yield from live_encoder(vectors.path)
-
-
-@pytest.fixture(scope="module")
-def scores(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    return encoder(tmp_path_factory.mktemp("scores") / "ranker.gguf", RANK_POOLING)
-
-
-@pytest.fixture(scope="module")
-def ranking(scores: Encoder) -> Iterator[Live]:
-    yield from live_encoder(scores.path)
 
 
 def test_an_encoder_embeds(embedding: Live, vectors: Encoder) -> None:
@@ -96,12 +85,10 @@ GENERATING: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), GENERATING)
-def test_what_generates_is_501(embedding: Live, ranking: Live, path: str, body: dict[str, Any]) -> None:
-    for live, word in ((embedding, "makes embeddings"), (ranking, "ranks documents")):
-        answer = live.post(path, body)
-        assert answer.status_code == 501
-        assert word in answer.text
-        assert "generates no text" in answer.text
+def test_what_generates_is_501(embedding: Live, path: str, body: dict[str, Any]) -> None:
+    answer = embedding.post(path, body)
+    assert answer.status_code == 501
+    assert "makes embeddings and generates no text" in answer.text
 
 
 def test_the_server_goes_on(embedding: Live) -> None:
@@ -112,8 +99,6 @@ def test_the_server_goes_on(embedding: Live) -> None:
     assert embedding.get("/v1/models").json()["data"][0]["meta"]["n_ctx"] == 64
     assert "llamacpp:requests_processing 0.0" in embedding.get("/metrics").text
     assert embedding.post("/tokenize", {"content": "the cat"}).json()["tokens"]
-    refused = embedding.post("/v1/rerank", {"query": "x", "documents": ["y"]})
-    assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,65 +123,6 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
 def test_an_encoder_that_pools_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="neither text nor vectors"):
         Engine.load(encoder(tmp_path / "none.gguf", 0).path)
-
-
-def test_documents_come_in_the_order_of_their_relevance(ranking: Live, scores: Encoder) -> None:
-    answer = ranking.post("/v1/rerank", {"model": "bert", "query": QUERY, "documents": DOCUMENTS}).json()
-    assert answer["model"] == "bert"
-    vocabulary = ranking.serving.state.engine.model.vocabulary  # type: ignore[union-attr]
-    pairs = [[CLS, *vocabulary.tokenize(QUERY), 3, *vocabulary.tokenize(text)] for text in DOCUMENTS]
-    expected = [scores.score([int(token) for token in pair]) for pair in pairs]
-    found = [entry["relevance_score"] for entry in answer["results"]]
-    assert found == sorted(found, reverse=True)
-    assert found == pytest.approx([expected[entry["index"]] for entry in answer["results"]], abs=0.02)
-    assert sorted(entry["index"] for entry in answer["results"]) == [0, 1, 2, 3]
-    assert answer["usage"] == {"prompt_tokens": sum(map(len, pairs)), "total_tokens": sum(map(len, pairs))}
-    assert "document" not in answer["results"][0]
-
-
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/reranking", "/v1/reranking"])
-def test_the_best_with_their_texts(ranking: Live, path: str) -> None:
-    body = {"query": QUERY, "documents": [DOCUMENTS[0], {"text": DOCUMENTS[1]}, *DOCUMENTS[2:]], "top_n": 2}
-    results = ranking.post(path, body | {"return_documents": True}).json()["results"]
-    assert len(results) == 2
-    assert all(entry["document"] == {"text": DOCUMENTS[entry["index"]]} for entry in results)
-
-
-def test_the_form_of_tei(ranking: Live) -> None:
-    jina = ranking.post("/rerank", {"query": QUERY, "documents": DOCUMENTS}).json()["results"]
-    plain = ranking.post("/rerank", {"query": QUERY, "texts": DOCUMENTS}).json()
-    assert plain == [{"index": each["index"], "score": each["relevance_score"]} for each in jina]
-    with_text = ranking.post("/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True}).json()
-    assert [each["text"] for each in with_text] == [DOCUMENTS[each["index"]] for each in jina]
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"documents": ["x"]}, "query"),
-        ({"query": 5, "documents": ["x"]}, "query"),
-        ({"query": "", "documents": ["x"]}, "query"),
-        ({"query": "x"}, "documents"),
-        ({"query": "x", "documents": []}, "documents"),
-        ({"query": "x", "documents": "one text"}, "documents"),
-        ({"query": "x", "documents": ["y", 7]}, "documents[1]"),
-        ({"query": "x", "documents": ["y", {"title": "no text"}]}, "documents[1]"),
-        ({"query": "x", "documents": ["y"], "top_n": 0}, "top_n"),
-        ({"query": "x", "texts": []}, "texts"),
-        ({"query": "x", "documents": ["the", "cat " * 80]}, "documents[1]"),
-        ({"query": "cat " * 80, "texts": ["the"]}, "texts[0]"),
-    ],
-)
-def test_bad_input_to_reranking_names_the_field(ranking: Live, body: dict[str, Any], field: str) -> None:
-    answer = ranking.post("/v1/rerank", body)
-    assert answer.status_code == 400
-    assert field in answer.json()["error"]["message"]
-
-
-def test_a_ranker_makes_no_embeddings(ranking: Live) -> None:
-    assert ranking.post("/v1/embeddings", {"input": "x"}).status_code == 501
-    with ollama.Client(host=ranking.url) as client:
-        assert client.show("bert").capabilities == []
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "/v1/chat/completions/input_tokens": [{"messages": CHAT}],
     "/v1/completions": [{"prompt": ["a", "b"], "echo": True}, {"prompt": "x", "suffix": "y"}],
     "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [1, 2]}],
-    "/v1/rerank": [{"query": "a", "documents": ["b", "c"], "top_n": 1}],
     "/v1/responses": [
         {"input": "Hello"},
         {

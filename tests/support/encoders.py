@@ -1,4 +1,4 @@
-"""Tiny random BERTs for embeddings and reranking, and the same forward pass in numpy, to compare with.
+"""Tiny random BERTs for embeddings, and the same forward pass in numpy, to compare with.
 
 The vocabulary is WordPiece's: letters, digits, a few words and the marks [CLS] and [SEP].
 """
@@ -17,7 +17,7 @@ from benchmarks.gguf_file import Tensor, Vocabulary
 
 Array = NDArray[np.float32]
 WIDTH, HEADS, FEED, LAYERS, EPSILON = 32, 2, 64, 2, 1e-12
-CLS_POOLING, MEAN_POOLING, RANK_POOLING = 2, 1, 4
+CLS_POOLING, MEAN_POOLING = 2, 1
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "is", "a", "of", "and", "what")
@@ -76,11 +76,6 @@ class Encoder:
         found = hidden.mean(0) if self.pooling == MEAN_POOLING else hidden[0]
         return np.asarray(found / np.linalg.norm(found), np.float32)
 
-    def score(self, tokens: list[int]) -> float:
-        """Return the output of the classification head for the first token."""
-        first = np.tanh(self._linear(self.hidden(tokens)[0], "cls"))
-        return float(self._linear(first, "cls.output")[0])
-
     def _linear(self, x: Array, name: str) -> Array:
         return np.asarray(x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"], np.float32)
 
@@ -95,7 +90,7 @@ class Encoder:
 
 
 def encoder(path: Path, pooling: int, *, n_ctx: int = 64, seed: int = 1) -> Encoder:
-    """Write a tiny BERT whose vectors become one as `pooling` says; with a head of one score for RANK_POOLING."""
+    """Write a tiny BERT whose vectors become one as `pooling` says."""
     random = np.random.default_rng(seed)
     vocabulary = words()
     shapes: dict[str, tuple[int, ...]] = {
@@ -109,8 +104,6 @@ def encoder(path: Path, pooling: int, *, n_ctx: int = 64, seed: int = 1) -> Enco
         linear |= {f"{block}.attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
         linear |= {f"{block}.ffn_up": (FEED, WIDTH), f"{block}.ffn_down": (WIDTH, FEED)}
         norms += [f"{block}.attn_output_norm", f"{block}.layer_output_norm"]
-    if pooling == RANK_POOLING:
-        linear |= {"cls": (WIDTH, WIDTH), "cls.output": (1, WIDTH)}
     for name, shape in linear.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     weights = {name: (random.standard_normal(shape) * 0.6).astype(np.float32) for name, shape in shapes.items()}
