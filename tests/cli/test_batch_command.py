@@ -181,7 +181,7 @@ def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
 
 
 def test_killed_at_random_moments_it_goes_on(tmp_path: Path) -> None:
-    """No line is lost or doubled. `tests/soak/soak_cluster.py` does it 50 times."""
+    """No line is lost or doubled. `tests/soak/soak_batches.py` does it 50 times."""
     kill_and_go_on(tmp_path, kills=1, requests=20, random=random.Random(1))
 
 

@@ -1,5 +1,4 @@
-"""Hours of a datastore's life in minutes: two vocabularies whose writers are killed at random moments, and readers
-while a writer works. Kills of one datastore are in soak_kills.py.
+"""Readers of a datastore while a writer works. Kills of writers are in soak_kills.py.
 
 Not collected by `make test`, whose tests kill at every step of one small build; `make soak` runs it.
 REST_LOCAL_SOAK_SECONDS is the time of each test, 60 without it.
@@ -9,8 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
-import signal
 import sys
 import time
 from multiprocessing.synchronize import Event
@@ -18,13 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "retrieval"))
 
-from stores import OTHER, VOCABULARY, content_of, make
+from stores import make
 
-from rest_local.errors import DatastoreNotFound, DatastoreVocabulary
-from rest_local.retrieval import Datastore, remove
-from rest_local.retrieval.format import MANIFEST
-from rest_local.retrieval.home import folder
-from rest_local.retrieval.staging import remove_index
+from rest_local.retrieval import Datastore
 
 SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 READERS = 8
@@ -42,45 +35,6 @@ def number_in(content: dict[str, list[int]]) -> int:
     mark = int(next(iter(content)).partition("-")[0])
     assert content == commit_of(mark), f"a mix of commits: {list(content)}"
     return mark
-
-
-def change_for_ever(path: Path, first: int) -> None:
-    """Build for one vocabulary, then for another, then remove one of the two: the second, or the first."""
-    number = first
-    while True:
-        make(path, commit_of(number), segment_tokens=150, vocabulary=(VOCABULARY, OTHER)[number % 2])
-        if number % 4 == 3 and (path / MANIFEST).exists() and folder(path, OTHER.hash).exists():
-            remove_index(path, path if number % 8 == 3 else folder(path, OTHER.hash))
-        number += 1
-
-
-def test_two_vocabularies_whose_changes_are_killed_at_random(tmp_path: Path) -> None:
-    """Whenever a build or a removal dies, what is there for a vocabulary is a whole commit and clean."""
-    path, rng, deadline = tmp_path / "store", random.Random(2), time.monotonic() + SECONDS
-    killed, seen = 0, set()
-    while time.monotonic() < deadline:
-        writer = CONTEXT.Process(target=change_for_ever, args=(path, rng.randrange(900)))
-        writer.start()
-        time.sleep(rng.uniform(0.0, 3.0))
-        os.kill(writer.pid or 0, signal.SIGKILL)
-        writer.join()
-        assert writer.exitcode == -signal.SIGKILL
-        killed += 1
-        for vocabulary in (VOCABULARY, OTHER):
-            try:
-                with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
-                    assert store.manifest.vocabulary == vocabulary
-                    seen.add((vocabulary.name, number_in(content_of(store.directory)) >= 0))
-            except (DatastoreNotFound, DatastoreVocabulary):
-                seen.add((vocabulary.name, False))
-    print(f"{killed} writers killed")
-    assert {("toy", True), ("other", True)} <= seen
-    for vocabulary in (VOCABULARY, OTHER):
-        make(path, commit_of(1), vocabulary=vocabulary)
-        with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
-            assert content_of(store.directory) == commit_of(1)
-    remove(path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def opened(path: Path) -> dict[str, list[int]]:
