@@ -51,7 +51,7 @@ class Gains:
     def __init__(self) -> None:
         self.learned = 0
         self.savings = [START] * (len(REPEATS) + 1)
-        self._seen = [1] * len(self.savings)  # START counts as one lookup.
+        self._seen = [0.5] * len(self.savings)  # START counts as half of a lookup.
 
     def learn(self, length: int, saving: float) -> None:
         """Count a lookup."""
