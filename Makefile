@@ -49,8 +49,7 @@ test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one proce
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
 	$(BIN)/pytest -s tests/soak/soak_*.py
-	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
-	REST_LOCAL_EXAMPLES=1000 $(BIN)/pytest -m hypothesis --deselect tests/server/test_openapi.py
+	REST_LOCAL_EXAMPLES=1000 $(BIN)/pytest -m hypothesis
 	$(BIN)/python -m benchmarks many --part soak
 
 bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)

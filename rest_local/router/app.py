@@ -150,8 +150,8 @@ async def unload_model(request: HttpRequest) -> Response:
 
 
 ROUTES: Routes = (
-    (post("/models/load", "Load a model", ModelBody, of_server=True), load_model),
-    (post("/models/unload", "Unload a model", ModelBody, of_server=True), unload_model),
+    (post("/models/load", of_server=True), load_model),
+    (post("/models/unload", of_server=True), unload_model),
 )
 
 

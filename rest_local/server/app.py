@@ -3,8 +3,6 @@
 From the outside in: `Drained` (the end of a connection); the request log; `AccessMiddleware` (size of the head, Host,
 Origin); CORS, if origins are allowed; `BodyMiddleware` (key, type and size of the body); the routes.
 
-`GET /openapi.json` describes every route. It is generated from the types that check the bodies, so the two agree.
-
 There is one process and one event loop; the engine has a thread of its own. While the model loads, /health answers 503.
 
 - SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
@@ -25,35 +23,28 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.routing import Route
 
 from rest_local.api.errors import ApiError
 from rest_local.errors import RestLocalError
 from rest_local.server import datastores, routes
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
-from rest_local.server.operations import Operation, Routes, describe, get
+from rest_local.server.operations import Routes, get
 from rest_local.server.page import page
 from rest_local.server.security import AccessLog, AccessMiddleware, BodyMiddleware, Drained, Inner
 from rest_local.server.settings import ServerSettings
-from rest_local.server.state import State, server_of
-from rest_local.server.streaming import json_response, on_error
+from rest_local.server.state import State
+from rest_local.server.streaming import on_error
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.service import Service
 
 
-async def openapi(request: HttpRequest) -> Response:
-    operations: tuple[Operation, ...] = request.app.state.operations
-    return json_response(describe(operations, bool(server_of(request).settings.keys)))
-
-
 ROUTES: Routes = (
     *routes.ROUTES,
     *datastores.ROUTES,
-    (get("/", "Open the chat page", media="text/html", of_server=True), page),
+    (get("/", of_server=True), page),
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
@@ -78,7 +69,6 @@ def assemble(routes: Routes, state: object, settings: ServerSettings, secret: by
     """Make an application of these routes with their aliases and middleware. Endpoints find `state` in it."""
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(operation.path, endpoint, methods=[operation.method]) for operation, endpoint in routes]
-    named.append(Route("/openapi.json", openapi, methods=["GET"]))
     named.append(Route("/page/{file}", page, methods=["GET"]))
     for other, path in _OTHER_NAMES.items():
         found = [(method, endpoint) for (method, name), endpoint in endpoints.items() if name == path]
@@ -94,7 +84,6 @@ def assemble(routes: Routes, state: object, settings: ServerSettings, secret: by
         exception_handlers=dict.fromkeys((ApiError, RestLocalError, HTTPException, Exception), on_error),
     )
     app.state.server = state
-    app.state.operations = tuple(each for each, _ in routes)
     return app
 
 

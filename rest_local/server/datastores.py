@@ -55,4 +55,4 @@ def _shown(engine: Engine, path: Path) -> Path:
     return next(iter([*fits, *found]), path)
 
 
-ROUTES: Routes = ((get("/datastores", "List datastores"), list_all),)
+ROUTES: Routes = ((get("/datastores"), list_all),)

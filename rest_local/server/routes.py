@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.service import Service
 
 
-def _generating(path: str, summary: str, kind: Any, call: Any) -> tuple[Operation, Endpoint]:
+def _generating(path: str, kind: Any, call: Any) -> tuple[Operation, Endpoint]:
     """Return the operation and endpoint that answer a body of this `kind` with a `Call`."""
 
     async def endpoint(request: HttpRequest) -> Response:
@@ -41,7 +41,7 @@ def _generating(path: str, summary: str, kind: Any, call: Any) -> tuple[Operatio
         response.headers.update(headers_of(request.url.path))
         return response
 
-    return post(path, summary, kind, streams=True), endpoint
+    return post(path, streams=True), endpoint
 
 
 async def chat_tokens(request: HttpRequest) -> Response:
@@ -253,40 +253,34 @@ async def slots(request: HttpRequest) -> Response:
     return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
 
 
-def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:
-    return post(path, summary, body, streams=True, stream_media=ollama.LINES)
-
-
 ROUTES: Routes = (
-    _generating("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, ChatCall),
-    (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), chat_tokens),
-    _generating("/v1/completions", "Continue text", bodies.CompletionBody, Completion),
-    (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (get("/v1/models", "List models", of_server=True), list_models),
-    (get("/v1/models/{name}", "Describe a model", of_server=True), one_model),
-    _generating("/completion", "Continue text, as llama-server does", bodies.NativeBody, NativeCompletion),
-    _generating("/infill", "Fill a gap", bodies.InfillBody, NativeCompletion),
-    (post("/tokenize", "Tokenize text", bodies.TokenizeBody), tokenize),
-    (post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), detokenize),
-    (post("/apply-template", "Render a prompt", bodies.ChatBody), apply_template),
-    (get("/props", "Describe the model and its template"), props),
-    (get("/health", "Check that the model is loaded", of_server=True), health),
-    (get("/metrics", "Report totals for Prometheus", media="text/plain"), metrics),
-    _generating("/v1/responses", "Make a response", ResponseBody, ResponseCall),
-    (post("/v1/responses/input_tokens", "Count the tokens of a request", ResponseBody), response_tokens),
-    _generating("/v1/messages", "Continue a conversation, as Anthropic's API does", MessagesBody, MessagesCall),
-    (post("/v1/messages/count_tokens", "Count the tokens of a prompt", CountBody), count_tokens),
-    (_lines("/api/chat", "Continue a conversation, as Ollama does", ollama.OllamaChatBody), ollama_chat),
-    (_lines("/api/generate", "Continue text, as Ollama does", ollama.GenerateBody), ollama_generate),
-    (post("/api/embed", "Embed texts, as Ollama does", ollama.EmbedBody), ollama_embed),
-    (post("/api/embeddings", "Embed one text, as Ollama did before", ollama.OldEmbedBody), ollama_embeddings),
-    (get("/api/tags", "List models, as Ollama does", of_server=True), ollama_tags),
-    (get("/api/ps", "List models in memory", of_server=True), ollama_running),
-    (get("/api/version", "Report the version of Ollama's API", of_server=True), ollama_version),
-    (post("/api/show", "Describe a model, as Ollama does", ollama.ShowBody), ollama_show),
-    *(
-        (make(f"/api/{name}", "Answer 501", of_server=True), not_served)
-        for make, name in ((post, "pull"), (post, "push"), (post, "create"), (post, "copy"), (delete, "delete"))
-    ),
-    (get("/slots", "Report the state of the slots"), slots),
+    _generating("/v1/chat/completions", bodies.ChatBody, ChatCall),
+    (post("/v1/chat/completions/input_tokens"), chat_tokens),
+    _generating("/v1/completions", bodies.CompletionBody, Completion),
+    (post("/v1/embeddings"), embeddings),
+    (get("/v1/models", of_server=True), list_models),
+    (get("/v1/models/{name}", of_server=True), one_model),
+    _generating("/completion", bodies.NativeBody, NativeCompletion),
+    _generating("/infill", bodies.InfillBody, NativeCompletion),
+    (post("/tokenize"), tokenize),
+    (post("/detokenize"), detokenize),
+    (post("/apply-template"), apply_template),
+    (get("/props"), props),
+    (get("/health", of_server=True), health),
+    (get("/metrics"), metrics),
+    _generating("/v1/responses", ResponseBody, ResponseCall),
+    (post("/v1/responses/input_tokens"), response_tokens),
+    _generating("/v1/messages", MessagesBody, MessagesCall),
+    (post("/v1/messages/count_tokens"), count_tokens),
+    (post("/api/chat", streams=True), ollama_chat),
+    (post("/api/generate", streams=True), ollama_generate),
+    (post("/api/embed"), ollama_embed),
+    (post("/api/embeddings"), ollama_embeddings),
+    (get("/api/tags", of_server=True), ollama_tags),
+    (get("/api/ps", of_server=True), ollama_running),
+    (get("/api/version", of_server=True), ollama_version),
+    (post("/api/show"), ollama_show),
+    *((post(f"/api/{name}", of_server=True), not_served) for name in ("pull", "push", "create", "copy")),
+    (delete("/api/delete", of_server=True), not_served),
+    (get("/slots"), slots),
 )

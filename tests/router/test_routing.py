@@ -69,7 +69,6 @@ def test_a_model_is_loaded_when_it_is_asked_for(routed: Start, files: Files) -> 
     live = routed(models, settings=ServerSettings(metrics=True, aliases=("*",)), idle=600.0, eager=False)
     assert live.get("/health").json() == {"status": "ok"}
     assert live.get("/").text.startswith("<!")
-    assert {"/v1/chat/completions", "/models/load", "/health"} <= set(live.get("/openapi.json").json()["paths"])
     with ollama.Client(host=live.url) as client:
         listed = client.list().models
         assert [model.model for model in listed] == ["coder:latest", "one:latest", "two:latest"]

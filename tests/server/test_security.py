@@ -220,7 +220,7 @@ def test_a_client_that_waits_for_100_is_not_waited_for(scripted: Scripted, monke
 
 
 KEYED = (
-    "/", "/page/page.js", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing",
+    "/", "/page/page.js", "/v1/models", "/slots", "/props", "/metrics", "/datastores", "/nothing",
 )  # fmt: skip
 
 

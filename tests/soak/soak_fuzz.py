@@ -3,9 +3,8 @@
 Not collected by `make test`; `make soak` runs it. REST_LOCAL_FUZZ_REQUESTS is how many are sent, and
 REST_LOCAL_SOAK_SEED repeats them.
 
-The routes come from `/openapi.json`. Valid requests, which the mutations begin with, are those that clients were
-recorded with, and `EXAMPLES`, where a new route has its own. What schemathesis makes of the description is in
-server/test_openapi.py.
+Valid requests, which the mutations begin with, are those that clients were
+recorded with, and `EXAMPLES`, where a new route has its own.
 
 What must hold: the server stays alive and answers every whole request, none with 500; memory and descriptors do not
 grow; a valid request in between works.
@@ -19,7 +18,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server" / "clients"))
 from fake_service import scripted_server
 from live import Live
 from support.memory import resident_mb
+
+from rest_local.server.app import ROUTES
+from rest_local.server.routes import not_served
 
 REQUESTS = int(os.environ.get("REST_LOCAL_FUZZ_REQUESTS", "20000"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
@@ -304,22 +306,22 @@ async def work(port: int, fuzzer: Fuzzer, counts: Counts) -> None:
         stream[1].transport.abort()
 
 
-def valid_bodies(description: dict[str, Any]) -> dict[str, list[Any]]:
+def valid_bodies() -> dict[str, list[Any]]:
     """Return `EXAMPLES` and recorded requests by path."""
     import recorded
 
     bodies = {path: list(some) for path, some in EXAMPLES.items()}
     for each in (*recorded.OPENAI.values(), *recorded.OLLAMA.values()):
         bodies.setdefault(each.path, []).append(each.body)
-    return {path: some for path, some in bodies.items() if path in description["paths"]}
+    paths = {operation.path for operation, _ in ROUTES}
+    return {path: some for path, some in bodies.items() if path in paths}
 
 
-def routes_of(description: dict[str, Any]) -> list[tuple[str, str]]:
+def routes(bodies: Container[str]) -> list[tuple[str, str]]:
     """Return method and path, of calls with a body four times, as there is more to them."""
     found = []
-    for path, methods in description["paths"].items():
-        for method, operation in methods.items():
-            found += [(method.upper(), path)] * (4 if "requestBody" in operation else 1)
+    for operation, _ in ROUTES:
+        found += [(operation.method, operation.path)] * (4 if operation.path in bodies else 1)
     return found
 
 
@@ -345,10 +347,10 @@ def used() -> tuple[float, int]:
 def test_no_request_is_a_fault() -> None:
     print(f"REST_LOCAL_SOAK_SEED={SEED}")
     with scripted_server(metrics=True, aliases=("*",), max_body=1 << 20) as live:
-        description = live.get("/openapi.json").json()
-        fuzzer = Fuzzer(random.Random(SEED), routes_of(description), valid_bodies(description))
-        wanting = {path for method, path in fuzzer.routes if method == "POST"} - set(fuzzer.bodies)
-        without = {path for path in wanting if "requestBody" in description["paths"][path]["post"]}
+        bodies = valid_bodies()
+        fuzzer = Fuzzer(random.Random(SEED), routes(bodies), bodies)
+        posts = {each.path for each, endpoint in ROUTES if each.method == "POST" and endpoint is not not_served}
+        without = posts - set(bodies)
         assert not without, f"EXAMPLES has no request for {without}"
         counts, begun, before = Counts(), time.monotonic(), (0.0, 0)
 
