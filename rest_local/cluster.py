@@ -1,4 +1,4 @@
-"""Use a Ray cluster, for the replicas of a batch and the shards of a build: connect to it, and receive from its tasks.
+"""Use a Ray cluster, for the replicas of a batch and the tokenizing of a build: connect to it, and receive from tasks.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """

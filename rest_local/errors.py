@@ -56,7 +56,6 @@ OPTIONS = {
     "exclude": "--exclude",
     "flash_attention": "--flash-attn",
     "include": "--include",
-    "jobs": "--jobs",
     "max_tokens": "--tokens",
     "memory": "--memory",
     "missing=True": "--missing",

@@ -507,11 +507,10 @@ def duration(context: click.Context, parameter: click.Parameter, text: str | Non
 
 
 memory_option = option(
-    "--memory SIZE", "Memory of all processes together, such as 2G. Default: a quarter of the machine's.", callback=size
+    "--memory SIZE", "Memory that the build may take, such as 600M. Default: 1.5 GB for large text.", callback=size
 )
-jobs_option = option("--jobs N", "Number of processes. Default: one for each core.")
 ray_option = option(
     "--ray ADDRESS",
-    "Build on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local`. Each task "
-    "gets --memory divided by --jobs. Needs rest-local[ray].",
+    "Tokenize on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local`. Needs "
+    "rest-local[ray].",
 )

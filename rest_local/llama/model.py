@@ -9,7 +9,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.errors import ModelError, ModelInvalid
@@ -68,7 +68,7 @@ class Model(Closing):
             bindings.llama_model_get_vocab(pointer),
             self._vocabulary_name(),
             (cache_key, options.override_kv),  # overrides can change the tokenizer
-            VocabularyOpener(path.absolute(), options.override_kv),
+            lambda: VocabularyOpener(vocabulary_file(path.absolute()), options.override_kv),
         )
         self.n_vocab = self.vocabulary.size
         self.adapters = Adapters(pointer, () if vocab_only else options.lora)
@@ -160,31 +160,24 @@ class Model(Closing):
 
 @dataclass(frozen=True)
 class VocabularyOpener:
-    """An opener of a model's vocabulary without its weights. Can be pickled. `content` is its file, if shipped."""
+    """An opener of a vocabulary for machines without the model's file. `content` is the file of the vocabulary alone.
+    Can be pickled.
+    """
 
-    path: Path
+    content: bytes
     overrides: tuple[Override, ...] = ()
-    content: bytes | None = None
 
     @contextmanager
     def __call__(self) -> Iterator[Vocabulary]:
         """Yield the vocabulary in a context. Raises as `Model.open`, and OSError for a full disk."""
-        options = ModelOptions(override_kv=self.overrides)
-        if self.content is None:
-            opened = Model.open(self.path, vocab_only=True, options=options)
-        else:
-            import tempfile  # takes milliseconds
+        import tempfile  # takes milliseconds
 
-            with tempfile.TemporaryDirectory(prefix="rest-local-") as folder:
-                file = Path(folder, "vocabulary.gguf")
-                file.write_bytes(self.content)
-                opened = Model.open(file, vocab_only=True, options=options)  # reads all of it
+        with tempfile.TemporaryDirectory(prefix="rest-local-") as folder:
+            file = Path(folder, "vocabulary.gguf")
+            file.write_bytes(self.content)
+            opened = Model.open(file, vocab_only=True, options=ModelOptions(override_kv=self.overrides))  # reads all
         with opened as model:
             yield model.vocabulary
-
-    def shipped(self) -> VocabularyOpener:
-        """Return an opener for machines without the file, of some MB. Raises ModelNotFound, ModelInvalid."""
-        return replace(self, content=vocabulary_file(self.path))
 
 
 def _metadata(pointer: int) -> dict[str, str]:

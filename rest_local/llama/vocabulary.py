@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,25 +78,25 @@ class SpecialIds(NamedTuple):
         )
 
 
-class Opener(Protocol):
-    """An opener of a vocabulary. `shipped` makes one for machines that lack the file."""
-
-    def __call__(self) -> AbstractContextManager[Vocabulary]: ...
-    def shipped(self) -> Opener: ...
+# Opens the same vocabulary on a machine without the model's file. Can be pickled.
+Opener = Callable[[], AbstractContextManager["Vocabulary"]]
 
 
 class Vocabulary:
     """The vocabulary of one loaded model.
 
     `pointer` is a llama_vocab_p, `name` is for messages. `cache_key` identifies the file; vocabularies with the same
-    key are hashed once per process. `reopen` returns the `opener`. `lease` keeps the pointer valid while it is used.
+    key are hashed once per process. `ship` makes an opener for other machines. `lease` keeps the pointer valid while it
+    is used.
     """
 
-    def __init__(self, pointer: int, name: str, cache_key: object = None, opener: Opener | None = None) -> None:
+    def __init__(
+        self, pointer: int, name: str, cache_key: object = None, ship: Callable[[], Opener] | None = None
+    ) -> None:
         self.lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
         self._tokenizer = Tokenizer(self.lease, name)
         self.name = name
-        self._opener = opener
+        self._ship = ship
         self._cache_key = cache_key
         self._is_end: dict[int, bool] = {}  # a cache of `is_end`
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
@@ -140,15 +140,11 @@ class Vocabulary:
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
         return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most, owner)
 
-    def reopen(self) -> Opener | None:
-        """Return an opener of the same vocabulary for another process, or None if it has no file."""
-        return self._opener
-
     def ship(self) -> Opener | None:
         """Return an opener for another machine, with some MB of the file, or None if the vocabulary has no file. Raises
         ModelNotFound, ModelInvalid if the file changed.
         """
-        return self._opener.shipped() if self._opener else None
+        return self._ship() if self._ship else None
 
     def piece(self, token: int, special: bool = True) -> bytes:
         """Return all bytes of one token (llama-cpp-python cuts them at 32). About 1 us for the first call, then 0.1 us.

@@ -1,7 +1,6 @@
 """Turn the texts of a build into documents, which are tokenized texts, and store their names and file states.
 
-Knows no model. Each text is tokenized in a thread; a large build has a process for each core besides
-(`retrieval.building.shards`).
+Knows no model. Each text is tokenized in a thread, or on a cluster (`retrieval.building.cluster`).
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Document(NamedTuple):
 
 
 class DocumentTokenizer(Protocol):
-    """A vocabulary that tokenizes. Several threads call `tokenize` at once. It may also have `reopen() -> Opener |
-    None`, with which another process opens the same vocabulary.
+    """A vocabulary that tokenizes. Several threads call `tokenize` at once. It may also have `ship() -> Opener | None`,
+    with which another machine opens the same vocabulary.
     """
 
     @property
@@ -70,37 +69,35 @@ Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]  # can be pickl
 Texts = Iterable[Text | tuple[str, str]]
 
 
-def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
-    """Return the opener with which another process opens this tokenizer, or None."""
-    reopen: Callable[[], Opener | None] | None = getattr(tokenizer, "reopen", None)
-    return reopen() if reopen else None
+def read_texts(texts: Texts) -> Iterator[Text]:
+    """Yield the texts that have content."""
+    for item in texts:
+        text = item if isinstance(item, Text) else Text(*item)
+        if text.text is not None:
+            yield text
 
 
-def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int | None = None) -> Iterator[Document]:
+def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer) -> Iterator[Document]:
     """Yield the document of each text that was read, in order.
 
     Four documents for each thread are in memory, whatever the size of the corpus.
 
     Args:
         texts: texts or (name, text) pairs; one without content is skipped
-        tokenizer: called through ctypes it does not hold the GIL, so that threads help
-        workers: number of threads, by default one for each core
+        tokenizer: called through ctypes it does not hold the GIL, so that a thread for each core helps
     """
-    items = (text if isinstance(text, Text) else Text(*text) for text in texts)
     waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
-    workers = workers or os.cpu_count() or 1
+    workers = os.cpu_count() or 1
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
     try:
-        for text in items:
-            if text.text is None:
-                continue
+        for text in read_texts(texts):
             waiting.append((text, pool.submit(tokens_of, text, tokenizer.tokenize)))
             if len(waiting) >= 4 * workers:
                 done, future = waiting.popleft()
-                yield _document(done, future.result())
+                yield document_of(done, future.result())
         while waiting:
             done, future = waiting.popleft()
-            yield _document(done, future.result())
+            yield document_of(done, future.result())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -130,7 +127,7 @@ def grouped(items: Iterable[Item], size_of: Callable[[Item], int], most: int) ->
         yield group
 
 
-def _document(text: Text, tokens: Int32Array) -> Document:
+def document_of(text: Text, tokens: Int32Array) -> Document:
     return Document(text.name, tokens, (text.state,) if text.state else ())
 
 

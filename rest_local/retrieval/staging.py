@@ -2,8 +2,7 @@
 
 A long write puts its segments into `staging-<16 hex>` in the directory of an index, which has a lock of its own that
 the writing process holds. So a writer needs the writers' lock of the index only for the commit, which renames the files
-into the index's directory. A staging directory whose lock is free is an orphan: the next commit deletes it, unless it
-holds a plan, with which a killed build goes on.
+into the index's directory. A staging directory whose lock is free is an orphan: the next commit deletes it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from rest_local.retrieval.files import LOCK, STAGING, Files, locked, mapping_os_
 from rest_local.retrieval.format import MANIFEST, SegmentEntry, owns
 from rest_local.retrieval.home import find, folder, folders, holds_files, indexes, read_manifest, stagings
 
-PLAN = "plan.json"  # A staging directory with a plan is kept, so that a later build goes on with it.
-
 # A merge always has this directory, so that its lock keeps a second merge away.
 MERGE = "staging-6d65726765000000"
 
@@ -31,7 +28,8 @@ REMOVED = ".removed-"  # The name of a datastore that is being deleted begins so
 
 _LEFT = re.compile(r"\.removed-[0-9a-f]{16}\Z")
 _ATTEMPTS = 10
-_NAME = re.compile(r"(plan|shard-[0-9a-f]{16})\.json(\.new-[0-9a-f]{16})?\Z")
+# Files in the staging directories of early builds, which could go on after a kill.
+_OF_SHARDS = re.compile(r"(plan|shard-[0-9a-f]{16})\.json(\.new-[0-9a-f]{16})?\Z")
 
 
 class Staged(NamedTuple):
@@ -166,19 +164,18 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
 
 
 def clear(path: Path, files: Files | None = None, *, everything: bool = False) -> None:
-    """Delete leftovers of killed processes from the datastore at `path`, and from removals and imports next to it. A
+    """Delete leftovers of killed processes from the datastore at `path`, and from removals next to it. A
     living process locks what it works on, and that stays.
 
-    Leftovers are segments and manifests that no commit names, and the directories of updates, merges, imports and
-    removals that did not end. `everything` includes what the next build would go on with, and the files of an index
-    that never had a commit. Every writer calls it before it writes, so that a full disk has room again. Raises
-    DatastoreUnwritable.
+    Leftovers are segments and manifests that no commit names, and the directories of updates, merges and removals that
+    did not end. `everything` includes the files of an index that never had a commit. Every writer calls it before it
+    writes, so that a full disk has room again. Raises DatastoreUnwritable.
     """
     files = files or Files()
     clear_folder(path.parent, files)
     for directory in (path, *folders(path)):
         with mapping_os_errors(directory):
-            remove_orphans(directory, files, plans=everything)
+            remove_orphans(directory, files)
             if unnamed(directory, everything):
                 with contextlib.suppress(DatastoreLocked), locked(directory):
                     delete_unnamed(directory, files, everything)
@@ -197,7 +194,7 @@ def clear_folder(folder: Path, files: Files) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return the directories of removals and imports in a folder of datastores, of living and dead processes. Only
+    """Return the directories of removals in a folder of datastores, of living and dead processes. Only
     those of this user count, and links are not followed.
     """
     try:
@@ -233,13 +230,11 @@ def delete_unnamed(directory: Path, files: Files, everything: bool = False) -> N
         files.unlink(directory / name)
 
 
-def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: Path | None = None) -> None:
-    """Delete the staging directories that no process holds, except `keep`, and except those with a plan unless `plans`.
-    A directory with files of other origin stays, without ours. Raises OSError, DatastoreUnwritable.
+def remove_orphans(directory: Path, files: Files) -> None:
+    """Delete the staging directories that no process holds. A directory with files of other origin stays, without ours.
+    Raises OSError, DatastoreUnwritable.
     """
     for place in stagings(directory):
-        if place == keep or (not plans and (place / PLAN).exists()):
-            continue
         with contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay(), locked(place):
             delete(place, files)
 
@@ -249,7 +244,7 @@ def remove_all(directory: Path, files: Files) -> None:
     for place in stagings(directory):
         with contextlib.suppress(FileNotFoundError):
             _empty(place, files)
-    remove_orphans(directory, files, plans=True)
+    remove_orphans(directory, files)
 
 
 def delete(directory: Path, files: Files) -> None:
@@ -270,7 +265,7 @@ def _empty(directory: Path, files: Files) -> None:
 
 def _is_ours(directory: Path, name: str) -> bool:
     """Return True if only a build can have written a file of this name there."""
-    return owns(name) or name == LOCK or bool(STAGING.match(directory.name) and _NAME.match(name))
+    return owns(name) or name == LOCK or bool(STAGING.match(directory.name) and _OF_SHARDS.match(name))
 
 
 @contextlib.contextmanager

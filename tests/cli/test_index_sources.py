@@ -86,7 +86,7 @@ def test_a_recipe_names_the_datastore(home: Path) -> None:
         (["gone"], InputInvalid, "no such file"),
         (["--git", "gone@main"], InputInvalid, "gone: no such directory; clone it first"),
         (["--recipe", "none"], OptionError, "recipe 'none': not known"),
-        ([".", "--memory=600M", "--jobs=2"], OptionError, "memory of 300 MB for each process: at least"),
+        ([".", "--memory=300M"], OptionError, "memory of 300 MB: at least"),
     ],
 )
 def test_wrong_sources_are_named(arguments: list[str], error: type[Exception], complaint: str) -> None:

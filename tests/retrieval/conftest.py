@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -22,18 +21,6 @@ def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refused)
-
-
-@pytest.fixture
-def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the processes of a build from one that has imported most of it. A program would spawn them."""
-    from support.forked import can_fork
-
-    from rest_local.retrieval.building import shards
-
-    if can_fork():
-        context = multiprocessing.get_context("forkserver")
-        monkeypatch.setattr(shards.multiprocessing, "get_context", lambda how: context)
 
 
 @pytest.fixture

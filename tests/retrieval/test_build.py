@@ -3,7 +3,10 @@
 import errno
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -32,7 +35,8 @@ from rest_local.retrieval import (
     remove,
 )
 from rest_local.retrieval import files as files_module
-from rest_local.retrieval.format import MANIFEST, owns
+from rest_local.retrieval.building.build import FIXED_MEMORY, SORTED_MEMORY, segment_tokens_in
+from rest_local.retrieval.format import MANIFEST, MAX_SEGMENT, owns
 
 
 def names(path: Path) -> set[str]:
@@ -243,3 +247,60 @@ def test_an_empty_corpus_names_the_skipped_files_and_keeps_the_old_datastore(sou
         build_datastore("mine", [source / "gone"], vocabulary=Bytes())
     with Datastore.open(before.path) as store:
         assert store.manifest == before.manifest
+
+
+def test_files_with_the_same_content_are_one_document_with_all_states(source: Path) -> None:
+    (source / "z_copy.py").write_text("alpha")
+    (source / "other.py").write_text("omega")  # the same size
+    built = build_datastore("mine", [source], vocabulary=Bytes())
+    assert (built.documents, sum(segment.states for segment in built.manifest.segments)) == (4, 5)
+
+
+_MEASURED = """
+import sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+import pydivsufsort, numpy
+from edited import Bytes
+from rest_local.retrieval import build_datastore
+from rest_local.retrieval.building.build import FIXED_MEMORY, SORTED_MEMORY
+
+def status(key):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
+
+vocabulary = Bytes()
+build_datastore(sys.argv[1] + "-warm", [Path(sys.argv[2]) / "warm.py"], vocabulary=vocabulary)
+before = status("VmRSS")
+vocabulary.tokenized = type("Nothing", (), {"append": lambda self, text: None})()
+memory = FIXED_MEMORY + SORTED_MEMORY[2] * (3 << 20)
+built = build_datastore(sys.argv[1], [sys.argv[2]], vocabulary=vocabulary, memory=memory)
+print(len(built.manifest.segments), max(segment.tokens for segment in built.manifest.segments))
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_build_needs_no_more_memory_than_a_segment_takes(tmp_path: Path) -> None:
+    """9 M tokens in segments of 3 M: sorting all at once would take three times as much."""
+    source = tmp_path / "source"
+    source.mkdir()
+    numbers = random.Random(1)
+    words = ["".join(numbers.choices("abcdefgh", k=7)) for _ in range(5000)]
+    for number in range(18):
+        (source / f"{number}.py").write_text("\n".join(" ".join(numbers.choices(words, k=8)) for _ in range(8192)))
+    (source / "warm.py").write_text("warm\n")
+    here = Path(__file__).parent
+    arguments = [str(tmp_path / "store"), str(source), str(here), str(here.parents[1])]
+    done = subprocess.run([sys.executable, "-c", _MEASURED, *arguments], capture_output=True, text=True, check=True)
+    segments, largest, peak = map(int, done.stdout.split())
+    assert segments >= 3
+    assert largest <= 3 << 20
+    assert peak < SORTED_MEMORY[2] * (3 << 20) + (72 << 20)  # and batches of text, and what the heap keeps
+
+
+def test_memory_decides_the_size_of_a_segment() -> None:
+    assert segment_tokens_in(FIXED_MEMORY + (170 << 20), 1000) == 10 << 20
+    assert segment_tokens_in(FIXED_MEMORY + (230 << 20), 100_000) == 10 << 20
+    assert segment_tokens_in(1 << 40, 1000) * 2 < MAX_SEGMENT
+    with pytest.raises(OptionError, match="at least 4"):
+        segment_tokens_in(100 << 20, 1000)

@@ -7,31 +7,34 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import ray_build
 from support.batches import COMMAND, ENVIRONMENT, answers_of, with_errors, write_requests
 from support.ray_nodes import RayNodes, needs_ray
 from support.toy import demo_model
-from test_staging import content, stagings, unnamed
 
+from rest_local import __version__
 from rest_local.errors import ClusterFailed, OptionError
 from rest_local.retrieval import Datastore, build_datastore
-from rest_local.retrieval.building.cluster import TRIES, Cluster
+from rest_local.retrieval.building.cluster import SAMPLE, TRIES, Cluster, Shipped, _opened, _tokenized
+from rest_local.retrieval.documents import Text
 from rest_local.retrieval.home import read_manifest
 
 SECONDS = 300.0
 EXACT = ("-c", "256", "-t", "1", "--no-history", "--exact")
 REQUESTS = 12
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "cluster.md"
-SHARD = 1 << 16
 FILES = 24
 
 
@@ -159,14 +162,14 @@ def test_the_commands_of_the_page_leave_nothing(nodes: RayNodes, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 24 files of some 14 KB, for shards of 64 KB. The last one is `last`."""
+    """Write 24 files of some 14 KB."""
     folder = tmp_path_factory.mktemp("cluster") / "source"
     folder.mkdir()
     numbers = random.Random(5)
     for number in range(FILES):
         lines = [f"value_{numbers.randrange(1000)} = {numbers.random()}\n" for _ in range(400)]
         path = folder / f"f{number:02}.py"
-        path.write_text("".join(lines) + ("last = 1\n" if number == FILES - 1 else ""))
+        path.write_text("".join(lines))
     (folder / "empty.py").write_text("")
     (folder / "binary.py").write_bytes(b"a\0b")
     (folder / "z_copy.py").write_bytes((folder / "f03.py").read_bytes())
@@ -183,8 +186,8 @@ class Builds:
         self.control.mkdir(parents=True)
 
     def command(self, ray: str | None = None) -> list[str]:
-        script = [sys.executable, ray_build.__file__, str(self.control), str(SHARD)]
-        given = [str(self.source), "-o", str(self.store), "--memory", "1200M", "--jobs", "2", "--json", "--replace"]
+        script = [sys.executable, ray_build.__file__, str(self.control)]
+        given = [str(self.source), "-o", str(self.store), "--json", "--replace"]
         return [*script, *given, *(["--ray", ray or self.nodes.address] if ray != "" else [])]
 
     def started(self) -> subprocess.Popen[str]:
@@ -213,13 +216,6 @@ class Builds:
         """List the nodes on which tasks wait."""
         return [name.name.split("-")[1] for name in self.control.glob("held-*")]
 
-    def records(self) -> list[str]:
-        return sorted(path.name for path in self.store.glob("staging-*/shard-*.json"))
-
-    def files(self) -> list[str]:
-        """List the new names of files that have arrived only in part."""
-        return [path.name for path in self.store.glob("**/*.new-*")]
-
 
 @pytest.fixture
 def builds(nodes: RayNodes, source: Path, tmp_path: Path) -> Builds:
@@ -239,98 +235,69 @@ def built_here(builds: Builds) -> Path:
 
 
 def is_whole(builds: Builds, local: Path) -> None:
-    """Check that there are the same segments and manifest, and nothing else."""
-    assert content(builds.store) == content(local)
+    """Check that the datastore is that of a local build, in every byte but the names of segments."""
     manifests = [read_manifest(each) for each in (builds.store, local)]
-    assert unnamed(manifests[0].segments) == unnamed(manifests[1].segments)
-    assert len({(one.vocabulary, str(one.recipe), one.revision) for one in manifests}) == 1
-    assert stagings(builds.store) == []
-    assert builds.files() == []
+    segments = [[replace(entry, name="") for entry in manifest.segments] for manifest in manifests]
+    assert segments[0] == segments[1], "with the checksums of all files"
+    assert manifests[0].recipe == manifests[1].recipe
     with Datastore.open(builds.store) as store:
         store.check()
 
 
 @needs_ray
-def test_a_killed_node_costs_only_its_shard(builds: Builds, tmp_path: Path) -> None:
-    """Each of the two nodes builds a shard when one of them is killed. A file that changed after the plan is read as it
-    is now, by a task on the driver's node: the node cannot know whether it sees the driver's file."""
+def test_a_killed_node_costs_only_its_tasks_and_an_interrupt_leaves_the_old_commit(builds: Builds, local: Path) -> None:
+    """Each of the two nodes tokenizes when one of them is killed."""
     builds.nodes.add_worker()
-    builds.source = Path(shutil.copytree(builds.source, tmp_path / "changed"))
-    path = builds.source / "f01.py"
-    (builds.control / "change").write_text(str(path))
     (builds.control / "hold").write_text("value")
     process = builds.started()
     builds.wait(process, lambda: len(set(builds.held())) == 2)
     builds.nodes.kill_worker_now()
     (builds.control / "hold").unlink()
-    _, errors = builds.ended(process)
-    (line,) = errors
-    assert line.startswith("rest-local: warning: a node or a process was lost (")
-    assert line.endswith(" of 2 is built again")
-    assert path.read_text().endswith("changed = 1\n")
-    here = Builds(builds.nodes, builds.source, tmp_path / "here")
-    is_whole(builds, built_here(here))
-
-
-@needs_ray
-def test_a_build_that_was_stopped_and_killed_goes_on_where_it_stopped(builds: Builds, local: Path) -> None:
-    """Ctrl-C ends the tasks. The shard that was done is not built again: the second build would be held by its text.
-    Its driver is killed, and a local build ends it."""
-    builds.nodes.add_worker()
-    (builds.control / "hold").write_text("last = 1")
-    process = builds.started()
-    builds.wait(process, lambda: bool(builds.held() and builds.records()))
-    (held,) = builds.control.glob("held-*")
-    process.send_signal(signal.SIGINT)
-    assert builds.failed(process, code=130) == ""
-    end = time.monotonic() + SECONDS
-    while Path(f"/proc/{held.name.split('-')[2]}/stat").exists() and sys.platform == "linux":
-        assert time.monotonic() < end, "the task still runs"
-        time.sleep(0.01)
-    (done,) = builds.records()
-    held.unlink()
-    (builds.control / "hold").write_text("value_1")
+    report, errors = builds.ended(process)
+    assert errors == []
+    assert (report["segments"], report["documents"], report["skipped"]) == (1, FILES, {"empty": 1, "binary": 1})
+    is_whole(builds, local)
+    for held in builds.control.glob("held-*"):
+        held.unlink()
+    (builds.control / "hold").write_text("value")
     process = builds.started()
     builds.wait(process, lambda: bool(builds.held()))
-    process.kill()
-    process.communicate()
-    assert builds.records() == [done]
-    assert not (builds.store / "manifest.json").exists()
-    (builds.control / "hold").unlink()
-    subprocess.run(builds.command(ray=""), check=True, env=builds.nodes.environment, stdout=subprocess.DEVNULL)
-    assert len(list(builds.control.glob("held-*"))) == 1
+    process.send_signal(signal.SIGINT)
+    assert builds.failed(process, code=130) == ""
     is_whole(builds, local)
 
 
 @needs_ray
-def test_a_process_that_dies_is_replaced_and_a_shard_that_always_kills_ends_the_build_with_its_name(
+def test_a_process_that_dies_is_replaced_and_a_text_that_always_kills_ends_the_build(
     builds: Builds, local: Path
 ) -> None:
-    """The second build also has files that no node sees: they come from the driver."""
-    for number in range(2 * TRIES):
+    (builds.control / "die-1").touch()
+    assert builds.ended(builds.started())[1] == []
+    assert not list(builds.control.glob("die-*"))
+    is_whole(builds, local)
+    for number in range(100):
         (builds.control / f"die-{number}").touch()
     errors = builds.failed(builds.started()).splitlines()
-    assert errors[-1].startswith(f"rest-local: error: {TRIES} processes ended while they built shard ")
+    assert errors[-1].startswith(f"rest-local: error: {TRIES} processes ended while they tokenized the text after ")
     assert str(builds.source) in errors[-1]
-    for order in builds.control.glob("die-*"):
-        order.unlink()
-    (builds.control / "die-1").touch()
-    (builds.control / "ship").touch()
-    report, errors = builds.ended(builds.started())
-    assert len(errors) == 1, errors
-    assert errors[0].startswith("rest-local: warning: a node or a process was lost")
-    assert (report["segments"], report["documents"], report["skipped"]) == (2, FILES, {"empty": 1, "binary": 1})
     is_whole(builds, local)
 
 
-@needs_ray
-def test_a_shard_that_no_node_has_room_for_is_refused(builds: Builds) -> None:
-    command = builds.command()
-    command[command.index("--memory") + 1] = "64T"
-    done = subprocess.run(command, env=builds.nodes.environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 1
-    assert done.stderr.startswith("rest-local: error: no node of the cluster has a CPU and 33554432 MB for a shard; ")
-    assert not builds.store.exists()
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": "0.0"}, "has rest-local .* and the driver 0.0; install the same"),
+        ({"sample": np.zeros(3, np.int32)}, "tokenizes in another way than the driver"),
+    ],
+)
+def test_a_node_with_another_library_is_named(tmp_path: Path, change: dict[str, Any], what: str) -> None:
+    vocabulary: Any = ray_build.Bytes(tmp_path)
+    shipped = Shipped("b0" * 32, vocabulary.ship(), vocabulary.tokenize(SAMPLE), __version__)
+    (tokens,) = _tokenized([Text("a", "text")], shipped)
+    assert bytes(tokens) == b"".join(byte.to_bytes(4, "little") for byte in b"text")
+    _opened.clear()
+    answer = _tokenized([Text("a", "text")], shipped._replace(**change))
+    assert re.match(f"node {re.escape(socket.gethostname())}: {what}", str(answer))
 
 
 def test_without_ray_the_error_names_the_extra(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

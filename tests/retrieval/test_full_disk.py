@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 from edited import Bytes, Folder
 from support.files import mounted
-from test_staging import Bytes as Opened
 from traces import SECRET, traces
 
 from rest_local.errors import DatastoreUnwritable
-from rest_local.retrieval.building import indexing, shards
 from rest_local.retrieval.building.indexing import build_datastore, build_from_texts
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.update.forgetting import forget
-
-pytestmark = pytest.mark.usefixtures("forked_builds")
 
 Work = Callable[[Folder, Files], object]
 WAY_OUT = "`rest-local index remove NAME` deletes one"
@@ -44,10 +40,8 @@ class Full(Files):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+def folder(tmp_path: Path) -> Folder:
     """Make a datastore with a secret below `disk`, and much new text next to it."""
-    monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
-    monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
     return prepared(Folder(tmp_path), tmp_path / "disk" / "store")
 
 
@@ -70,15 +64,11 @@ def rebuild(folder: Folder, files: Files) -> None:
     build_datastore(folder.path, [folder.source], vocabulary=Bytes(), files=files)
 
 
-def rebuild_in_processes(folder: Folder, files: Files) -> None:
-    build_datastore(folder.path, [folder.source], vocabulary=Opened(), files=files, jobs=2)
-
-
 def update(folder: Folder, files: Files) -> None:
     folder.update(files=files)
 
 
-WAYS: list[Work] = [other_build, rebuild, rebuild_in_processes, update]
+WAYS: list[Work] = [other_build, rebuild, update]
 
 
 @pytest.mark.parametrize("work", WAYS)
@@ -88,7 +78,7 @@ def test_what_fails_gives_its_room_back_and_forget_works(folder: Folder, work: W
     copy = shutil.copytree(disk, disk.with_name("copy"))
     work(folder, Files())
     most = size_of(disk)
-    for share in (0.5,) if work is rebuild_in_processes else (0.0, 0.2, 0.5, 0.9):
+    for share in (0.0, 0.2, 0.5, 0.9):
         shutil.rmtree(disk)
         shutil.copytree(copy, disk)
         files = Full(disk, int(before + share * (most - before) * 0.7))
@@ -115,6 +105,9 @@ def test_a_build_that_was_killed_on_a_full_disk_does_not_stop_forget(folder: Fol
                 super().write(descriptor, data)
             except OSError as error:
                 raise Killed from error
+
+        def unlink(self, path: Path) -> None:
+            raise Killed
 
     with pytest.raises(Killed):
         rebuild(folder, Dying(disk, before + 20_000))

@@ -1,14 +1,11 @@
 """`rest-local index build` in a process of its own, with a vocabulary that does what files in a folder say.
 
-    python ray_build.py CONTROL LEAST ARGUMENTS...
+    python ray_build.py CONTROL ARGUMENTS...
 
-LEAST: bytes of the smallest shard. Files in the folder CONTROL:
+A task has some 16 KB of text. Files in the folder CONTROL:
 
     hold    while it is there, a text with its content is not tokenized; `held-NODE-PID` says which task waits
     die-*   the task that removes one ends its process; a text with `value_` does
-    change  the path of a file to which a line is added after the plan was made
-    ship    no task reads files where it is
-    shards  how many tasks there is said to be room for, and so into how many shards the files are divided
 
 The vocabulary's classes are part of the main module, so Ray sends them to nodes that do not have this file.
 """
@@ -20,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +39,7 @@ class Bytes:
                 os._exit(7)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def reopen(self) -> Opened:
+    def ship(self) -> Opened:
         return Opened(self.control)
 
     def _hold(self, text: str) -> None:
@@ -68,34 +64,20 @@ class Opened:
         return contextlib.nullcontext(Bytes(self.control))
 
 
-def _main(control: Path, least: int, arguments: list[str]) -> None:
+def _main(control: Path, arguments: list[str]) -> None:
     from rest_local.cli.index import group
     from rest_local.cli.main import main
-    from rest_local.retrieval.building import shards
-    from rest_local.retrieval.building.cluster import Cluster
+    from rest_local.retrieval.building import cluster
 
     @contextlib.contextmanager
     def vocabulary(path: Path) -> Iterator[Bytes]:
         yield Bytes(control)
 
-    build_shards = Cluster.build_shards
-
-    def changed(self: Cluster, *given: Any) -> None:
-        if (control / "change").exists():
-            path = (control / "change").read_text()
-            with open(path, "a") as file:
-                file.write("changed = 1\n")
-            os.utime(path, (1e9 + 1, 1e9 + 1))  # long ago, so that the time of change is certain
-        build_shards(replace(self, ship=(control / "ship").exists()), *given)
-
-    if (control / "shards").exists():
-        Cluster.slots = lambda self, memory: int((control / "shards").read_text())  # type: ignore[method-assign]
-    shards.LEAST_SHARD = least
+    cluster.GROUP = 1 << 14
     group.open_vocabulary, group.model_path = vocabulary, lambda model: Path("bytes")  # type: ignore[assignment]
-    Cluster.build_shards = changed  # type: ignore[method-assign]
     sys.argv[1:] = ["index", "build", *arguments]
     main()
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    _main(Path(sys.argv[1]), sys.argv[2:])

@@ -18,7 +18,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.index import group
 from rest_local.cli.index.group import index, model_option, replace_option
-from rest_local.cli.options import jobs_option, memory_option, ray_option
+from rest_local.cli.options import memory_option, ray_option
 from rest_local.cli.sections import option, with_options
 from rest_local.cli.terminal import columns, counted, json_option, print_json, without_messages_of_ray
 from rest_local.errors import OptionError, printable
@@ -183,7 +183,6 @@ def recipes(as_json: bool) -> None:
 )
 @model_option
 @memory_option
-@jobs_option
 @ray_option
 @replace_option
 @json_option
@@ -193,7 +192,7 @@ def build(name: str | None, model: str | None, replace: bool, as_json: bool, **g
     Hidden, git-ignored, binary, oversized and minified files are skipped, and so is text that looks like secrets.
     Indexes for other vocabularies stay. PATH may also be FILE:FIELD, as in --text, or - for the standard input.
     """
-    how = {what: given.pop(what) for what in ("memory", "jobs", "ray")}
+    how = {what: given.pop(what) for what in ("memory", "ray")}
     chosen = chosen_sources(**given)
     path = group.model_path(model)
     _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, **how)
@@ -203,7 +202,6 @@ def build(name: str | None, model: str | None, replace: bool, as_json: bool, **g
 @click.argument("name", shell_complete=completion.datastores)
 @model_option
 @memory_option
-@jobs_option
 @ray_option
 @replace_option
 @json_option
@@ -230,7 +228,6 @@ def _build(
     as_json: bool,
     *,
     memory: int | None,
-    jobs: int | None,
     ray: str | None,
 ) -> None:
     from rest_local.retrieval.building.cluster import Cluster
@@ -240,7 +237,7 @@ def _build(
     with group.open_vocabulary(model) as vocabulary:
         replace = replace or _may_replace(name, vocabulary)
         began = time.perf_counter()
-        cluster = None if ray is None else Cluster(ray, warn=terminal.warn)
+        cluster = None if ray is None else Cluster(ray)
         with without_messages_of_ray() if cluster else nullcontext(), terminal.build_bar(as_json) as progress:
             built = build_from_sources(
                 name,
@@ -250,7 +247,6 @@ def _build(
                 progress=progress,
                 replace=replace,
                 memory=memory,
-                jobs=jobs or os.cpu_count() or 1,
                 cluster=cluster,
             )
     _report(built, time.perf_counter() - began, as_json)

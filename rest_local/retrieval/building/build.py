@@ -24,7 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreError, DatastoreExists, DatastoreUnwritable
+from rest_local.errors import (
+    CorpusEmpty,
+    CorpusTooLarge,
+    DatastoreError,
+    DatastoreExists,
+    DatastoreUnwritable,
+    OptionError,
+)
 from rest_local.retrieval.documents import Document, FileState, encoded, pack_documents, pack_states
 from rest_local.retrieval.files import LOCK, Files, mapping_os_errors
 from rest_local.retrieval.format import (
@@ -39,13 +46,19 @@ from rest_local.retrieval.format import (
     owns,
 )
 from rest_local.retrieval.home import datastore_of, folders, manifests, stagings
-from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, big_endian, order_of, width_of
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, big_endian, order_of, width_of
 from rest_local.retrieval.sparse_index import SAMPLED, make_sample
 from rest_local.retrieval.staging import Staged, remove_orphans, writing
 
 # Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
 # 1.3 GB at 3.
 SEGMENT_TOKENS = 1 << 26
+
+# A process that builds a segment of any size takes so many bytes for Python, the vocabulary and some texts.
+FIXED_MEMORY = 400 << 20
+# Bytes for each token while a segment is sorted, by the width of a token: its bytes twice, 4 for each of them, 4 for
+# the position, and a little.
+SORTED_MEMORY = {2: 17, 3: 23}
 
 SMALL_SEGMENT = 1 << 16  # a segment up to this size is always merged into the next commit: sorting it takes 10 ms
 
@@ -59,6 +72,16 @@ Documents = Iterable[Document | tuple[str, npt.NDArray[np.integer]]]
 
 def no_progress(what: str, amount: int) -> None:
     """Ignore progress."""
+
+
+def segment_tokens_in(memory: int, vocab_size: int) -> int:
+    """Return the most tokens of a segment that is made in `memory` bytes. Raises OptionError if none fits."""
+    width = width_of(vocab_size)
+    tokens = (memory - FIXED_MEMORY) // SORTED_MEMORY[width]
+    if tokens < 1 << 20:
+        least = FIXED_MEMORY + (SORTED_MEMORY[width] << 20)
+        raise OptionError(f"memory of {memory >> 20} MB: at least {(least >> 20) + 1} MB are needed")
+    return min(tokens, (MAX_SEGMENT - 1) // width - PADDING)  # the bytes are sorted with 32-bit positions
 
 
 class GrowingSegment:
@@ -171,18 +194,12 @@ def write_segments(
 
 def write_file(files: Files, path: Path, content: bytes | memoryview) -> FileEntry:
     """Write a new file and sync it. An OSError names the path."""
-    view = memoryview(content)
-    return write_parts(files, path, (view[start : start + _WRITE] for start in range(0, len(view), _WRITE)))
-
-
-def write_parts(files: Files, path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
-    """Write a new file from parts as `write_file` does."""
-    size, digest = 0, hashlib.sha256()
+    view, digest = memoryview(content), hashlib.sha256()
     descriptor = files.create(path)
     try:
-        for part in parts:
+        for start in range(0, len(view), _WRITE):
+            part = view[start : start + _WRITE]
             digest.update(part)
-            size += len(part)
             files.write(descriptor, part)
         files.sync(descriptor)
     except OSError as error:
@@ -190,7 +207,7 @@ def write_parts(files: Files, path: Path, parts: Iterable[bytes | memoryview]) -
         raise
     finally:
         os.close(descriptor)
-    return FileEntry(size, digest.hexdigest())
+    return FileEntry(len(view), digest.hexdigest())
 
 
 def build(
