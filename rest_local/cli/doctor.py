@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local import __version__
 from rest_local.cli import opening, options, terminal
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.calibration.cost import CostCurve
     from rest_local.calibration.measuring import Measured
+    from rest_local.cli.comparing import Comparison
     from rest_local.decoding.engine import Engine
 
 # The module that each extra installs, and its use.
@@ -38,6 +39,8 @@ def extras() -> dict[str, dict[str, Any]]:
     }
 
 
+# The columns of a row that `tune --share` prints. Texts have plain and drafted speed and the median ratio of pairs.
+SHARED = ("machine", "model", "a question", "an edit", "same output", "version", "date")
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
 
 
@@ -198,14 +201,18 @@ def doctor(config: EngineConfig, as_json: bool) -> None:
 @click.command(cls=SectionedCommand)
 @options.engine_options
 @terminal.json_option
-def tune(config: EngineConfig, as_json: bool) -> None:
+@option("--share", "Then decode the demo's answers plain and drafted, and print one table row to post.", is_flag=True)
+def tune(config: EngineConfig, as_json: bool, share: bool) -> None:
     """Measure what batches of tokens cost with a model on this machine, and explain what pays.
 
     You need not run it: costs are estimated at the first start and refined while the model answers. After it they are
     right from the first token. It takes about 700 plain steps, and the machine should do nothing else meanwhile.
     """
     from rest_local.calibration.measuring import explain
+    from rest_local.cli.comparing import compare, prompts
 
+    if as_json and share:
+        raise click.UsageError("--share prints a row of a table: leave out --json")
     with opening.open_engine(config) as engine:
         context = engine.decoder.context
         try:
@@ -216,6 +223,12 @@ def tune(config: EngineConfig, as_json: bool) -> None:
         context.compare()
         facts = findings(measured, context.tuning.state(), engine.settings)
         contexts = measured.curve.contexts
+        if share:
+            asked = prompts(None, bool(engine.model.chat_template))
+            found = [compare(engine, prompt, max_tokens=160, repeats=3) for prompt in asked]
+            if any(each.disturbed for each in found):
+                click.echo("Other programs use the processors; share a row of a quiet machine.", err=True)
+            return click.echo(shared_row(engine, found))
     if as_json:
         return terminal.print_json(facts)
     for n_ctx in contexts:
@@ -223,6 +236,25 @@ def tune(config: EngineConfig, as_json: bool) -> None:
             click.echo(line)
         click.echo()
     return click.echo(verdict(measured))
+
+
+def shared_row(engine: Engine, found: Sequence[Comparison]) -> str:
+    """Return a row for docs/results/README.md, whose columns are SHARED: what each kind of text gained."""
+    from datetime import datetime, timezone
+
+    from rest_local.llama import library
+
+    devices = dict.fromkeys(device.description.strip() for device in library.devices())
+    machine = f"{' + '.join(devices)}, {engine.decoder.context.backend.threads} threads"
+    gains = []
+    for each in found:
+        speeds = f"{each.plain.tokens_per_second:.1f} to {each.drafted.tokens_per_second:.1f}"
+        gains.append(f"{speeds} tokens/s ({each.speedup:.2f})")
+    same = sum(each.same is None for each in found)
+    version = f"{__version__}, llama-cpp-python {library.versions()['llama-cpp-python']}"
+    today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+    cells = (machine, engine.model.path.stem, *gains, f"{same} of {len(found)}", version, today)
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
