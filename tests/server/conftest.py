@@ -1,9 +1,7 @@
 """Live servers: one with the demo model for the whole session, others with a scripted service."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
 from fake_service import scripted_server
@@ -13,19 +11,6 @@ from support.toy import demo_model
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
 from rest_local.server.settings import ServerSettings
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _stops_at_once() -> Iterator[None]:
-    """Let uvicorn look a hundred times a second, not ten, whether it has to stop and whether connections have ended.
-
-    So the 270 servers of these tests stop 40 s sooner.
-    """
-    sleep = asyncio.sleep
-    with pytest.MonkeyPatch.context() as patch:
-        quick = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: sleep(min(seconds, 0.01))})
-        patch.setattr("uvicorn.server.asyncio", quick)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -242,6 +242,7 @@ def test_a_thread_that_does_not_stop_cannot_keep_the_server_running(
 ) -> None:
     """A system call in a thread cannot be interrupted: the server ends without the thread."""
     monkeypatch.setattr(state, "WORKERS_SECONDS", 0.5)
+    monkeypatch.setattr(http, "END_SECONDS", 0)
     live = scripted(drain_seconds=1)
     with sent(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
         assert held.inside.wait(60)

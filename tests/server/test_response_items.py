@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from rest_local.api.bodies import NamedFunction, NamedTool
 from rest_local.api.errors import ApiError
@@ -15,7 +14,6 @@ from rest_local.api.responses import ResponseBody, TranslatedRequest, seal, unse
 from rest_local.api.responses_answer import Writer
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.errors import OptionError
-from rest_local.llama.options import Sampling
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": '{"path": "a"}'}
@@ -242,66 +240,3 @@ def test_events_tell_what_the_items_are(deltas: list[Any], cut: bool) -> None:
         assert text == whole
         last = number == len(writer.items) - 1
         assert item["status"] == ("incomplete" if cut and last else "completed")
-
-
-KINDS = st.sampled_from(
-    [
-        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-        "tool_search_call", "tool_search_output", "additional_tools", "item_reference", "web_search_call", "compaction",
-        "computer_call",
-    ]
-)  # fmt: skip
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "c1", "text", "user", "assistant", "input_text"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["type", "text", "name", "tools", "image_url", "parameters"]), inner, max_size=3
-        )
-    ),
-    max_leaves=6,
-)
-FIELDS = st.sampled_from(
-    [
-        "role", "content", "summary", "encrypted_content", "call_id", "name", "namespace", "arguments", "input",
-        "output", "tools", "execution", "id", "status",
-    ]
-)  # fmt: skip
-ITEMS = st.builds(
-    lambda kind, fields, base: {**base, "type": kind, **fields},
-    KINDS,
-    st.dictionaries(FIELDS, VALUES, max_size=4),
-    st.sampled_from([{}, USER, CALL, RESULT]),
-)
-TOOLS = st.builds(
-    lambda kind, fields: {"type": kind, "name": "read", **fields},
-    st.sampled_from(["function", "custom", "namespace", "tool_search", "web_search", "mcp", ""]),
-    st.dictionaries(
-        st.sampled_from(["name", "parameters", "format", "description", "tools", "execution", "strict"]), VALUES,
-        max_size=3,
-    ),
-)  # fmt: skip
-
-
-@given(
-    st.lists(ITEMS, max_size=5) | VALUES,
-    st.lists(TOOLS, max_size=3),
-    st.none() | st.sampled_from(["auto", "required", "none"]) | st.dictionaries(st.just("type"), VALUES) | TOOLS,
-)
-def test_any_items_are_a_chat_or_an_error_with_a_place(items: Any, tools: Any, choice: Any) -> None:
-    try:
-        body = ResponseBody.model_validate({"input": items, "tools": tools, "tool_choice": choice})
-    except ValidationError:
-        return
-    refused = None
-    try:
-        made = TranslatedRequest.of(body)
-    except ApiError as error:
-        refused = error
-    if refused is not None:
-        assert refused.status == 400
-        assert refused.param
-        return
-    assert made.chat.messages
-    assert len(made.places) == len(made.chat.messages)
-    json.dumps(made.response("demo", Sampling(), "completed"))

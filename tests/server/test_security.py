@@ -25,7 +25,6 @@ from rest_local.errors import (
 )
 from rest_local.server import http, security
 from rest_local.server.http import listen
-from rest_local.server.security import MAX_HEAD
 from rest_local.server.settings import ServerSettings, owner_of, parse_keys
 
 BODY = b'{"prompt": "x"}'
@@ -82,13 +81,6 @@ def test_the_host_is_on_the_list(scripted: Scripted) -> None:
 def test_forwarded_headers_mean_nothing(hello: Live) -> None:
     more = ("X-Forwarded-Host: localhost", "X-Forwarded-For: 127.0.0.1", "Forwarded: host=localhost")
     assert asked(hello, post("evil.example", *more), BODY) == 403
-
-
-def test_every_address_checks_the_host(scripted: Scripted) -> None:
-    """Bound to all addresses, the Host may be the address of the connection, but no DNS name."""
-    live = scripted(host="0.0.0.0", keys=(b"k",))
-    assert asked(live, post("127.0.0.1", "Authorization: Bearer k"), BODY) == 200
-    assert asked(live, post("evil.example", "Authorization: Bearer k"), BODY) == 403
 
 
 OWN_ORIGINS = ("http://localhost:8012", "https://localhost:8012", "http://friend.example")
@@ -164,13 +156,6 @@ def test_a_body_in_chunks_is_cut_off_at_the_cap(scripted: Scripted) -> None:
     chunk = b"3e8\r\n" + b" " * 1000 + b"\r\n"
     assert talk(live, head + chunk * 3).startswith(b"HTTP/1.1 413 ")
     assert talk(live, head + chunk + b"f\r\n" + BODY + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-
-
-def test_a_large_head_is_refused(hello: Live) -> None:
-    with socket.create_connection(("127.0.0.1", hello.port), timeout=30) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"a" * (MAX_HEAD + 1000))
-        assert connection.recv(100).startswith(b"HTTP/1.1 4")
-    assert hello.get("/health").status_code == 200
 
 
 def test_a_head_is_limited_however_it_arrives(hello: Live) -> None:
@@ -252,11 +237,6 @@ def test_only_a_whole_key_opens(scripted: Scripted) -> None:
             {"authorization": f"Basic {basic}"},
         ):
             assert live.get("/v1/models", headers=headers).status_code == 401, headers
-
-
-@pytest.mark.usefixtures("soon")
-def test_the_key_is_checked_before_the_body_is_read(scripted: Scripted) -> None:
-    assert asked(scripted(keys=(b"k",)), post("localhost", "Content-Length: 5000000")) == 401
 
 
 @pytest.mark.parametrize(

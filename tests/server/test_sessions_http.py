@@ -14,7 +14,7 @@ from rest_local.kv_cache import sessions
 from rest_local.server.app import Serving
 from rest_local.server.settings import ServerSettings
 
-TEXT = "def first(values):\n    return values[0]\n\n\n" * 30
+TEXT = "def first(values):\n    return values[0]\n\n\n" * 14
 TWO = {"keys": (b"one", b"two")}  # Both are on the loopback.
 Start = Callable[..., Live]
 
@@ -26,14 +26,18 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Return `start(slots=2, **settings)`, which starts a server with a real engine."""
+def start(tiny_model: Callable[..., Path]) -> Iterator[Start]:
+    """Return `start(slots=2, **settings)`, which starts a server with a tiny model."""
     with ExitStack() as stack:
 
         def begin(*, slots: int = 2, **options: Any) -> Live:
-            engine = {"slots": slots, "n_ctx": 1024, "sessions": 1 << 30, "policy": "off", "threads": 1}
+            engine: dict[str, Any] = {"slots": slots, "n_ctx": 1024, "sessions": 1 << 30, "policy": "off", "threads": 1}
+
+            def load() -> Engine:
+                return Engine.load(tiny_model("llama"), **engine)
+
             settings = replace(ServerSettings(port=0, aliases=("*",)), **options)
-            serving = Serving(settings, "model", lambda: Engine.load(**engine), drain_seconds=5)  # type: ignore[arg-type]
+            serving = Serving(settings, "model", load, drain_seconds=5)
             live = stack.enter_context(served(serving))
             assert serving.loaded.wait(300)
             return live

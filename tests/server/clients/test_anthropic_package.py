@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from live import Live, Scripted, data_of, pieces, prompt_of
-from pydantic import BaseModel
 from recorded import MESSAGES as RECORDED
 from recorded import Recorded
 
@@ -32,13 +31,6 @@ def client_of(live: Live, **options: Any) -> anthropic.Anthropic:
 
 
 GREEDY = {"temperature": 0}  # It goes into the body, since the package's calls have no such parameter since version 2.
-
-
-class Entry(BaseModel):
-    """What an answer is parsed into; short, whatever the model would like to say."""
-
-    kind: Literal["file", "folder"]
-    hidden: bool
 
 
 def test_an_answer_its_counts_and_its_id(demo: Live) -> None:
@@ -89,14 +81,6 @@ def test_the_runner_of_tools_makes_the_loop(hello: Live) -> None:
         final = runner.until_done()
     assert final.content[0].text == "It is 1."  # type: ignore[union-attr]
     assert "x = 1  # a.py" in prompt_of(hello, 1)
-
-
-def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
-    with client_of(demo) as client:
-        made = client.messages.parse(
-            model="demo", max_tokens=300, extra_body=GREEDY, messages=MESSAGES, output_format=Entry
-        )
-    assert isinstance(made.parsed_output, Entry)
 
 
 def test_thoughts_are_blocks_that_can_be_sent_back(hello: Live) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,6 @@ import ollama
 import pytest
 from live import Live, Scripted, prompt_of
 from recorded import GAP, OLLAMA, ZED_STOPS, Recorded
-
-from rest_local.errors import OptionError
 
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</tool_call>'
 
@@ -199,30 +196,6 @@ def test_calls_arrive_whole(hello: Live, stream: bool) -> None:
     assert parts[-1].done_reason == "stop"
 
 
-def test_a_call_that_is_cut_off_is_left_out(quiet: Live) -> None:
-    with ollama.Client(host=quiet.url) as client:
-        stream = client.chat("demo", MESSAGES, tools=[TOOL], stream=True)
-        parts = iter(stream)
-        asked = _started(quiet, parts)
-        asked.give('<tool_call>\n{"name": "read_file", "arguments": {"path": "b')
-        asked.end("length")
-        rest = list(parts)
-    assert not any(part.message.tool_calls for part in rest)
-    assert rest[-1].done_reason == "length"
-
-
-def _started(live: Live, parts: Iterator[ollama.ChatResponse]) -> Any:
-    """Wait for the first piece, and return the scripted stream of the request."""
-    first: list[ollama.ChatResponse] = []
-    reader = threading.Thread(target=lambda: first.append(next(parts)))
-    reader.start()
-    asked = live.service.stream()
-    asked.give("One. ")
-    reader.join(30)
-    assert (first[0].message.content or "").strip() == "One."
-    return asked
-
-
 def test_reasoning_is_apart(hello: Live) -> None:
     hello.service.answer = ("<think>\nhm", " so\n</think>\n\n", "Four.")
     with ollama.Client(host=hello.url) as client:
@@ -231,12 +204,3 @@ def test_reasoning_is_apart(hello: Live) -> None:
     assert (whole.message.thinking, whole.message.content) == ("hm so", "Four.")
     assert "".join(part.thinking or "" for part in parts) == "hm so"
     assert "".join(part.response or "" for part in parts) == "Four."
-
-
-def test_a_fault_in_mid_stream_is_an_error(quiet: Live) -> None:
-    with ollama.Client(host=quiet.url) as client:
-        parts = iter(client.chat("demo", MESSAGES, stream=True))
-        asked = _started(quiet, parts)
-        asked.end("error", error=OptionError("it broke"))
-        with pytest.raises(ollama.ResponseError, match="it broke"):
-            list(parts)

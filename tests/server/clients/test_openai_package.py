@@ -26,11 +26,18 @@ class Entry(BaseModel):
 
 
 def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
+    """In each protocol whose package does so."""
+    import anthropic
+
+    shared: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 300}
     with client_of(demo) as client:
-        made = client.chat.completions.parse(
-            model="demo", messages=MESSAGES, response_format=Entry, max_tokens=300, temperature=0
-        )
+        made = client.chat.completions.parse(**shared, response_format=Entry, temperature=0)
+        response = client.responses.parse(model="demo", input="What is in a.py?", text_format=Entry, temperature=0)
+    with anthropic.Anthropic(base_url=demo.url, api_key="any", max_retries=0, timeout=60) as other:
+        message = other.messages.parse(**shared, extra_body={"temperature": 0}, output_format=Entry)
     assert isinstance(made.choices[0].message.parsed, Entry)
+    assert isinstance(response.output_parsed, Entry)
+    assert isinstance(message.parsed_output, Entry)
 
 
 def test_an_answer_cut_by_a_limit_has_its_error_class(demo: Live) -> None:

@@ -6,11 +6,11 @@ Every answer and every event is also validated by the package's types, which the
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from live import Live, call, data_of, pieces, prompt_of
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from test_openai_package import client_of
 
 from rest_local.errors import DecodeFailed
@@ -46,13 +46,6 @@ def kinds(events: list[dict[str, Any]]) -> Iterator[str]:
         if kind != last or not kind.endswith("delta"):
             yield kind
         last = kind
-
-
-class Entry(BaseModel):
-    """What an answer is parsed into; short, whatever the model would like to say."""
-
-    kind: Literal["file", "folder"]
-    hidden: bool
 
 
 def test_a_stream_is_the_whole_answer(demo: Live) -> None:
@@ -135,15 +128,6 @@ def test_tokens_are_counted(demo: Live) -> None:
         made = client.responses.create(**asked, max_output_tokens=1)
     assert counted.object == "response.input_tokens"
     assert counted.input_tokens == made.usage.input_tokens
-
-
-def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
-    with client_of(demo) as client:
-        made = client.responses.parse(
-            model="demo", input="What is in a.py?", text_format=Entry, max_output_tokens=300, temperature=0
-        )
-    assert isinstance(made.output_parsed, Entry)
-    assert made.text.format.type == "json_schema"
 
 
 def test_a_forced_custom_call_keeps_its_grammar(demo: Live) -> None:
