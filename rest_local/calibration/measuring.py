@@ -1,7 +1,6 @@
 """Time batches on a backend, measure a cost curve from them, and explain it.
 
-- `DecodeProbe` times batches on a backend without requests, for measuring before the first token. `probe_slot` times a
-  batch after the text of a slot, between the steps of requests, and leaves the slot unchanged.
+- `DecodeProbe` times batches on a backend without requests.
 - `LoadMeter` detects other processes that use the machine: it compares the process's CPU time with the clock.
 - `first_steps` times a few batches before the first token and compares their bits with plain steps; `measure` times
   all sizes at several context lengths.
@@ -38,7 +37,6 @@ from rest_local.calibration.cost import (
 )
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
-from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ROUNDS = 5  # There are three times as many if the first ones disagree.
 
@@ -141,30 +139,6 @@ class DecodeProbe:
         backend.batch.fill(self._text[:n], np.arange(begin, begin + n), 0, backend.n_branches, output)
         if code := backend.decode():
             raise DecodeFailed(code, n)
-
-
-def probe_slot(slot: Slot, tokens: Sequence[int], meter: LoadMeter | None = None) -> Timing | None:
-    """Time a batch of these tokens after the text of a slot, as a draft that is rejected. Return None if there is no
-    room or the decode is aborted. The memory of the model must be able to remove a tail.
-    """
-    backend, n = slot.backend, len(tokens)
-    if slot.n_past + n > backend.n_ctx or n > min(backend.max_outputs, backend.n_batch):
-        return None
-    batch = BatchBuilder()
-    batch.add_prompt(slot, tokens)
-    batch.output = [1] * n
-    batch.load(backend.batch)
-    if meter:
-        meter.start()
-    begun = time.perf_counter()
-    code = backend.decode()
-    if code == 0:
-        backend.logits(n)
-    ms = 1e3 * (time.perf_counter() - begun)
-    busy = meter is not None and meter.busy(ms)
-    if code != 1:  # 1 means that there was no room, and no cell has changed.
-        slot.rewind(slot.n_past)
-    return Timing(ms, busy) if code == 0 else None
 
 
 @dataclass

@@ -12,13 +12,12 @@ from rest_local.calibration.tuning import (
     Tuning,
     fast_self_test,
     load_meter,
-    self_test_text,
     tune,
     tune_thoroughly,
 )
-from rest_local.decoding.calibrating import Calibration, MachineLoad
 from rest_local.decoding.cells import CellStore, open_sessions
 from rest_local.decoding.core import Pass, RequestState, Slot
+from rest_local.decoding.machine_load import MachineLoad
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.drafting.models.drafter import Drafter
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
@@ -100,11 +99,7 @@ class DecodeContext:
         told = (warning, _beyond_training(model, backend), refusal, no_sessions)
         self.warnings = [each for each in told if each]
         self.load = MachineLoad(model, backend, busy)
-        meter = load_meter(model, backend, lambda: self.load.others_run)
-        tuning.curve.busy_now = meter.busy
-        self.calibration = Calibration(
-            self.scheduler, tuning.curve, lambda: self_test_text(model, backend.n_ctx), meter, enabled=shares
-        )
+        tuning.curve.busy_now = load_meter(model, backend, lambda: self.load.others_run).busy
 
     @classmethod
     def open(
@@ -143,8 +138,7 @@ class DecodeContext:
     def step(self, number: int) -> Pass | None:
         """Do one forward pass; None where all requests wait for images. `number`: a name for `abort`.
 
-        After it, save a little of an idle text, look at what else runs, and time a batch whose price is uncertain, each
-        if it is time to.
+        After it, save a little of an idle text, and look at what else runs, each if it is time to.
         """
         self.backend.breaker.number = number
         self.load.before_pass()
@@ -156,26 +150,20 @@ class DecodeContext:
             if slots.sessions is not None:
                 slots.sessions.after_pass(slots.slots, seconds)
             self.load.after_pass(seconds, done.n_decodes)
-            if self.capability.kind != "none":
-                self.calibration.after_pass(seconds)
         return done
 
     @property
     def idle_work_in(self) -> float | None:
         """Return the seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
         slots = self.scheduler.slots
-        saving = None if slots.sessions is None else slots.sessions.wakes_in(slots.slots)
-        measuring = None if self.capability.kind == "none" else self.calibration.wakes_in()
-        return min((seconds for seconds in (saving, measuring) if seconds is not None), default=None)
+        return None if slots.sessions is None else slots.sessions.wakes_in(slots.slots)
 
     def use_idle_time(self, seconds: float, number: int = 0) -> None:
-        """Save idle texts for `seconds`, or time a doubtful batch. `number`: a name for `abort`."""
+        """Save idle texts for `seconds`. `number`: a name for `abort`."""
         self.backend.breaker.number = number
         slots = self.scheduler.slots
         if slots.sessions is not None and slots.sessions.wakes_in(slots.slots) == 0:
             slots.sessions.use_idle_time(slots.slots, seconds)
-        elif self.capability.kind != "none":
-            self.calibration.use_idle_time()
 
     def compare(self) -> None:
         """Run the self-test for some seconds, unless it was run. Only while no request runs; loses the prefix cache."""

@@ -12,7 +12,7 @@ from support.half_right import TEXT, HalfRight, finish, half_right
 from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
 from rest_local.calibration.measuring import LoadMeter
-from rest_local.decoding import calibrating, decode_context
+from rest_local.decoding import decode_context, machine_load
 from rest_local.decoding.stream import Result
 from rest_local.llama import cores
 from rest_local.llama.context import Context, ContextSettings
@@ -115,12 +115,12 @@ def test_threads_wait_briefly_while_other_programs_run_and_no_bit_changes(
     """Between parts of the prompt, too, and with drafts."""
     told, busy = list[bool](), [False]
     monkeypatch.setattr(cores, "cores", lambda *_: 2)  # whatever this machine has
-    monkeypatch.setattr(calibrating, "LOOK_S", 0.0)
-    for module in (calibrating, decode_context):
+    monkeypatch.setattr(machine_load, "LOOK_S", 0.0)
+    for module in (machine_load, decode_context):
         monkeypatch.setattr(module, "others_run", lambda: busy[0])
     monkeypatch.setattr(LoadMeter, "busy", lambda *_: busy[0])
-    wait = calibrating.wait_briefly
-    monkeypatch.setattr(calibrating, "wait_briefly", lambda brief: (told.append(brief), wait(brief))[1])
+    wait = machine_load.wait_briefly
+    monkeypatch.setattr(machine_load, "wait_briefly", lambda brief: (told.append(brief), wait(brief))[1])
     options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, options=options, exact=True) as engine:
         prompt, sampling = engine.tokenize(TEXT * 8), SEEDED

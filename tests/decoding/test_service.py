@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
-from rest_local.calibration.measuring import LoadMeter
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import Totals
@@ -328,28 +326,6 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
         service.run(lambda engine: None)  # A lookup may have happened.
         assert trimmed.acquire(timeout=30)
     assert not trimmed.acquire(blocking=False)
-
-
-@pytest.mark.usefixtures("measured_prices")
-def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    monkeypatch.setattr("rest_local.decoding.calibrating.IDLE_SHARE", 1e9)
-    with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
-        calibration = engine.decoder.context.calibration
-        monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
-        timed: list[int] = []
-        measure = calibration._measure
-        monkeypatch.setattr(calibration, "_measure", lambda slot, n, n_ctx: timed.append(n) or measure(slot, n, n_ctx))
-        with Service(engine) as service:
-            for _ in range(3):
-                assert len(service.submit(asked(engine, PROMPTS[0], 20)).wait(30).tokens) == 20
-                end = time.monotonic() + 20
-                while service.run(lambda engine: calibration.wakes_in()) == 0 and time.monotonic() < end:
-                    time.sleep(0.1)  # else the question breaks off every batch
-        assert len({n for n in timed if n > 1}) >= 3
-        assert calibration.wakes_in() is None  # it ends, also where times do not agree
 
 
 def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
