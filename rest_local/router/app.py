@@ -12,8 +12,8 @@ or else to the default model. Host, origin, key and size are checked here.
   process sees as its client's end. If the client does not read, neither does the router.
 - A client that disconnects while its model is loaded no longer waits, but the load goes on.
 - A request that did not reach a process, because that had just ended, is sent to the next one.
-- If the process ends before its answer has begun, the answer is 502 with the reason. After that, the error is the last
-  event of a stream, in the form of the protocol. Any other answer is cut off.
+- If the process ends before its answer has begun, the answer is 502 with the reason. An answer that has begun is cut
+  off, as that of a single model is.
 
 Signals are those of `rest_local.server.app`: SIGTERM and Ctrl-C let running answers end, a second one ends all
 processes at once, SIGHUP stops or opens the datastores' newest commits.
@@ -33,15 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rest_local.api.answers import EVENT_STREAM, event
 from rest_local.api.bodies import Body, load
-from rest_local.api.errors import ApiError, responses_error, shape_of
+from rest_local.api.errors import ApiError
 from rest_local.api.models import Row, named_row
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
@@ -160,7 +158,6 @@ def create_router(state: RouterState) -> Starlette:
     return model_app.assemble((*shared, *ROUTES), state, state.settings)
 
 
-NDJSON = "application/x-ndjson"
 _TRIES = 3  # maximum attempts for a request that reaches no process
 _END_SECONDS = 1.0  # a process closes its connections before the pool learns that it has ended
 _LENGTH = b"content-length"
@@ -203,49 +200,30 @@ class Forwarded(Response):
         raise ApiError(503, f"model {name} takes no requests", code="busy", headers={"retry-after": "1"})
 
     async def _pass_on(self, process: ModelProcess, reader: asyncio.StreamReader, scope: Scope, send: Send) -> None:
-        media_type: str | None = None  # None until the answer begins
+        begun = False
         scope[FORWARDED] = True
         try:
             status, headers = await _head(reader)
             passed = [pair for pair in headers if pair[0] not in _OF_CONNECTION or pair[0] == _LENGTH]
             await send({"type": "http.response.start", "status": status, "headers": passed})
-            media_type = dict(headers).get(b"content-type", b"").decode()
+            begun = True
             async for data in _body(reader, dict(headers), scope["method"]):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             scope[FORWARDED] = False
             await _end_of(process)
-            if media_type is None:
-                raise self._ended(process) from error
-            last = _last_event(scope["path"], media_type, self._ended(process))
-            if last is None:
-                raise
-            await send({"type": "http.response.body", "body": last, "more_body": True})
+            if begun:
+                return  # The server closes the connection, because the answer is not complete.
+            how = f" with {process.how_it_ended()}" if process.ended.is_set() else ""
+            text = f"the process of model {self._entry.names[0]} ended{how}; ask again"
+            raise ApiError(502, text, code="model_crashed") from error
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _ended(self, process: ModelProcess) -> ApiError:
-        name = self._entry.names[0]
-        how = f" with {process.how_it_ended()}" if process.ended.is_set() else ""
-        return ApiError(502, f"the process of model {name} ended{how}; it is started again", code="model_crashed")
 
 
 async def _end_of(process: ModelProcess) -> None:
     """Wait until the pool knows that a process with closed connections has ended, so that it does not use it again."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(process.ended.wait(), _END_SECONDS)
-
-
-def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
-    """Return an error after an answer has begun, or None if the protocol has no form for it."""
-    value = shape_of(path)(error)
-    media_type = media_type.partition(";")[0]
-    if media_type == NDJSON:
-        return to_json(value) + b"\n"
-    if media_type != EVENT_STREAM:
-        return None
-    if path in ("/v1/responses", "/responses"):
-        return event(responses_error(error), "error")
-    return event(value, "error" if path.startswith("/v1/messages") else None)
 
 
 def _request(scope: Scope, process: ModelProcess, body: bytes) -> bytes:

@@ -12,8 +12,7 @@ Contract:
   meanwhile, but not the one that made room, so the waiting model gets it in the end.
 - Loading may fail although the file has a sane header, as on a GPU whose memory is full. If other models are loaded,
   those without users are unloaded and it is tried once more.
-- A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS, was to be
-  unloaded, or ended with success (it got a signal to stop). In these cases the next request starts it.
+- The next request starts a process again that has ended by itself.
 
 All methods must be called in the event loop.
 """
@@ -37,7 +36,6 @@ from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 
 log = logging.getLogger("rest_local.server")
 
-STEADY_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # idle models are looked for at least this often
 
 
@@ -317,18 +315,15 @@ class Pool:
         return entry.status == "loaded" and not entry.users and time.monotonic() - entry.used_at > idle
 
     def _on_end(self, entry: Entry, process: ModelProcess) -> None:
-        """Restart a process that has ended by itself."""
+        """Note that a process has ended by itself. The next request starts another."""
         if process.stopping or entry.process is not process or not process.loaded_at:
             return
-        again = process.exit_code != 0 and not entry.leaving
         entry.process, entry.leaving = None, False
         self._tell_changed()
         log.error(
             "the process of the model ended by itself",
             extra={"fields": {"event": "crash", "model": entry.names[0], "how": process.how_it_ended()}},
         )
-        if again and time.monotonic() - process.loaded_at >= STEADY_SECONDS:
-            self._load_in_background(entry)
 
     def _tell_changed(self) -> None:
         """Wake the tasks that wait until a model is no longer used."""

@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rest_local.router.app import ModelChoice
-from rest_local.router.pool import STEADY_SECONDS
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server.http import DRAIN_SECONDS, Stoppable
 from rest_local.server.settings import ServerSettings
 
 log = logging.getLogger("rest_local.server")
+
+STEADY_SECONDS = 5.0
 
 
 class Supervisor(Stoppable):

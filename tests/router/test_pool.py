@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,42 +73,17 @@ async def test_a_process_that_ends_while_it_was_to_be_unloaded_stays_so(
     await pool.close()
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "steady", "n_processes"), [(0, True, 1), (1, True, 2), (-9, True, 2), (-9, False, 1)]
-)
 @looped
-async def test_a_steady_process_is_started_again_without_a_request(
-    pool_of: PoolOf, fakes: list[FakeProcess], exit_code: int, steady: bool, n_processes: int
-) -> None:
-    """One that served for a moment only waits for a request, and so does one that ended with success: a service manager
-    sends SIGTERM to all processes of a service that it stops."""
-    pool = pool_of("one")
-    await use(pool, pool.entries[0])
-    if not steady:
-        fakes[0].loaded_at = time.monotonic()
-    fakes[0].exit_code = exit_code
-    fakes[0].end()
-    await turns()
-    assert len(fakes) == n_processes
-    await use(pool, pool.entries[0])
-    assert pool.entries[0].status == "loaded"
-    await pool.close()
-
-
-@pytest.mark.parametrize("forced", [False, True])
-@looped
-async def test_a_process_that_ends_while_the_server_stops_is_not_started_again(
-    pool_of: PoolOf, fakes: list[FakeProcess], forced: bool
+async def test_a_process_that_has_ended_is_started_again_by_a_request(
+    pool_of: PoolOf, fakes: list[FakeProcess]
 ) -> None:
     pool = pool_of("one")
     await use(pool, pool.entries[0])
-    if forced:
-        pool.kill()
-    else:
-        pool.begin_stop()
     fakes[0].end()
     await turns()
-    assert len(fakes) == 1
+    assert (pool.entries[0].status, len(fakes)) == ("unloaded", 1)
+    await use(pool, pool.entries[0])
+    assert (pool.entries[0].status, len(fakes)) == ("loaded", 2)
     await pool.close()
 
 
