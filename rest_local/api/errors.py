@@ -39,7 +39,7 @@ from rest_local.errors import (
 log = logging.getLogger("rest_local.server")
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # an OptionError begins with the option: `tools[0].type: give ...`
-_INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # these calls name the prompt `input`
+_INPUT = ("/embeddings", "/responses")  # these calls name the prompt `input`
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -3,7 +3,7 @@
 Its bodies are translated into those of the server's own calls, so an answer is the same in every protocol.
 
 - A whole number may be written as 40.0, and a model may be called `name` instead of `model`.
-- Options keep their names, or get OpenAI's. Options without a meaning here are left out, and `ignored` names them.
+- Options keep their names, or get OpenAI's. Options without a meaning here are ignored, like other unknown fields.
 - Images are base64 without a type. They become OpenAI's `image_url` parts.
 - Calls have no ids in Ollama's older form, so they get some here. A result answers the first call of its name that has
   no result yet, or else the first call.
@@ -21,10 +21,9 @@ import binascii
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
 from rest_local.api.answers import COARSE_MS, Answer, Choice, HasResult, Part, RequestContext, Usage
@@ -41,12 +40,11 @@ from rest_local.api.bodies import (
     Message,
     ResponseFormat,
     Stop,
-    TokenId,
 )
 from rest_local.api.errors import ApiError, ollama_shape
 from rest_local.api.models import written
 from rest_local.api.openai import ChatCall, chat_logprobs
-from rest_local.api.requests import checked_ids, grammar_of, infill_tokens, longest_prompt, request_of
+from rest_local.api.requests import grammar_of, infill_tokens, longest_prompt, request_of
 from rest_local.api.vectors import Embed, check_embeds, embeddings
 from rest_local.chat.tools import CallStart, Content, Delta, Reasoning
 from rest_local.decoding.engine import Engine
@@ -70,9 +68,7 @@ Format = dict[str, Any] | Literal["", "json"]
 
 
 class Options(Body):
-    """Options of an answer. `model_extra` keeps those without a meaning here, so that the answer can name them."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+    """Options of an answer."""
 
     num_predict: Annotated[Whole, Field(ge=-2)] | None = None
     num_keep: Whole | None = None
@@ -150,18 +146,13 @@ class OllamaChatBody(AnswerBody):
 
 
 class GenerateBody(AnswerBody):
-    """The body of POST /api/generate. Without a prompt the model is loaded and nothing is generated.
-
-    `context` has the tokens of an earlier conversation, as its last answer gave them.
-    """
+    """The body of POST /api/generate. Without a prompt the model is loaded and nothing is generated."""
 
     prompt: str = ""
     suffix: str | None = None
     system: str | None = None
-    template: str | None = None
     raw: bool | None = None
     images: Images | None = None
-    context: Many[TokenId] | None = None
 
 
 class EmbedBody(NamedBody):
@@ -192,25 +183,10 @@ class ShowBody(NamedBody):
         return self
 
 
-TEMPLATE = "the template of the model's own file is used"
-LOADED = "it was set when the server was started"
-UNKNOWN = "this server has no such option"
-_AT_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
 _SAMPLERS = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty", "repeat_last_n"),
     *("presence_penalty", "frequency_penalty", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta"),
 )
-MAX_IGNORED = 32
-
-
-def ignored(body: AnswerBody) -> dict[str, str]:
-    """Return the fields of a body that have no meaning here, each with the reason."""
-    found = {}
-    if isinstance(body, GenerateBody) and body.template:
-        found["template"] = TEMPLATE
-    for name in list(body.options.model_extra or {})[:MAX_IGNORED]:
-        found[f"options.{name[:64]}"] = LOADED if name in _AT_LOAD else UNKNOWN
-    return found
 
 
 def fields_of(body: AnswerBody) -> dict[str, Any]:
@@ -351,7 +327,6 @@ class OllamaCall:
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
         self.context, self.body, self.began = context, body, began
         self.chat: ChatCall | None = None  # None if no template is used
-        self.tokens: Sequence[int] | None = None  # the prompt's tokens if the client gets them back as `context`
         if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
             body.options.num_predict = CONTEXTS * context.engine.n_ctx
 
@@ -362,23 +337,10 @@ class OllamaCall:
             self.chat = ChatCall(self.context, self.plain)
             return self.chat.requests()
         if body.raw or body.suffix or not engine.model.chat_template:
-            requests = self._continued(body)
-            sends_tokens = not body.raw and not body.suffix
-        else:
-            self.plain = chat_body(body, prompt_messages(body), None)
-            self.chat = ChatCall(self.context, self.plain)
-            requests = self.chat.requests()
-            sends_tokens = not body.images  # images have no ids that a client could send back
-        if body.context:
-            (made,) = requests
-            prompt = list(made.prompt)
-            vocabulary = engine.model.vocabulary
-            # BOS must not occur again within the text, but some models begin each turn with the same token.
-            if prompt[:1] == [vocabulary.ids.bos] and (vocabulary.ids.add_bos or vocabulary.ids.bos not in prompt[1:]):
-                del prompt[0]
-            requests = [replace(made, prompt=[*checked_ids(engine, body.context), *prompt])]
-        self.tokens = requests[0].prompt if sends_tokens else None
-        return requests
+            return self._continued(body)
+        self.plain = chat_body(body, prompt_messages(body), None)
+        self.chat = ChatCall(self.context, self.plain)
+        return self.chat.requests()
 
     def _continued(self, body: GenerateBody) -> list[Request]:
         """Make the request that continues text without a template."""
@@ -406,7 +368,7 @@ class OllamaAnswer(Answer[GenerationBody]):
 
     def __init__(self, call: OllamaCall, answered: Sequence[HasResult]) -> None:
         super().__init__(call.context, call.plain, answered, [call.chat.made.parser()] if call.chat else [])
-        self._ignored, self._began, self._tokens = ignored(call.body), call.began, call.tokens
+        self._began = call.began
         self._of_chat = isinstance(call.body, OllamaChatBody)
         self._calls = Calls()
 
@@ -477,10 +439,6 @@ class OllamaAnswer(Answer[GenerationBody]):
         }
         if self.shows_steps:
             fields["prompt_eval_duration"] = self._nanoseconds(timings.prompt_ms)
-        if self._ignored:
-            fields["rest_local"] = {"ignored": self._ignored}
-        if self._tokens is not None:
-            fields["context"] = [*self._tokens, *result.tokens]
         return fields
 
     def _nanoseconds(self, milliseconds: float) -> int:

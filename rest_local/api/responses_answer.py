@@ -217,9 +217,6 @@ class ResponseCall:
     def __init__(self, context: RequestContext, body: ResponseBody) -> None:
         self.context, self._body = context, body
 
-    def count(self) -> int:
-        return len(self.requests()[0].prompt)
-
     def requests(self) -> list[Request]:
         self.translated = TranslatedRequest.of(self._body)
         self.chat = ChatCall(self.context, self.translated.chat)

@@ -48,7 +48,6 @@ ROUTES: Routes = (
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
-    "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",

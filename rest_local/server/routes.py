@@ -44,21 +44,6 @@ def _generating(path: str, kind: Any, call: Any) -> tuple[Operation, Endpoint]:
     return post(path, streams=True), endpoint
 
 
-async def chat_tokens(request: HttpRequest) -> Response:
-    body = await parse(request, bodies.ChatBody)
-    return await _counted(request, ChatCall(context_of(request, body.model), body))
-
-
-async def response_tokens(request: HttpRequest) -> Response:
-    body = await parse(request, ResponseBody)
-    return await _counted(request, ResponseCall(context_of(request, body.model), body))
-
-
-async def _counted(request: HttpRequest, call: ChatCall | ResponseCall) -> Response:
-    count = await state_of(request).workers.run(request, call.count)
-    return json_response({"object": "response.input_tokens", "input_tokens": count})
-
-
 async def count_tokens(request: HttpRequest) -> Response:
     body = await parse(request, CountBody)
     call = MessagesCall(context_of(request, body.model), body)
@@ -255,7 +240,6 @@ async def slots(request: HttpRequest) -> Response:
 
 ROUTES: Routes = (
     _generating("/v1/chat/completions", bodies.ChatBody, ChatCall),
-    (post("/v1/chat/completions/input_tokens"), chat_tokens),
     _generating("/v1/completions", bodies.CompletionBody, Completion),
     (post("/v1/embeddings"), embeddings),
     (get("/v1/models", of_server=True), list_models),
@@ -269,7 +253,6 @@ ROUTES: Routes = (
     (get("/health", of_server=True), health),
     (get("/metrics"), metrics),
     _generating("/v1/responses", ResponseBody, ResponseCall),
-    (post("/v1/responses/input_tokens"), response_tokens),
     _generating("/v1/messages", MessagesBody, MessagesCall),
     (post("/v1/messages/count_tokens"), count_tokens),
     (post("/api/chat", streams=True), ollama_chat),

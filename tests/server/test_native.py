@@ -280,13 +280,6 @@ def test_other_objects_are_no_prompts(demo: Live, prompt: Any) -> None:
         assert answer.json()["error"]["param"] == field
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"])
-def test_the_tokens_of_a_chat_are_counted(demo: Live, path: str) -> None:
-    counted = demo.post(path, BRIEF).json()
-    usage = demo.post("/v1/chat/completions", BRIEF | {"max_tokens": 1}).json()["usage"]
-    assert counted == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
-
-
 def test_an_ignored_end_is_among_the_biases_in_effect(demo: Live) -> None:
     settings = completed(demo, ignore_eos=True)["generation_settings"]
     assert settings["logit_bias"]

@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Callable
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +64,6 @@ def test_fields_of_this_server_alone(scripted: Scripted) -> None:
         assert request.context_shift
 
 
-def test_what_is_ignored_is_named_with_a_reason(scripted: Scripted) -> None:
-    body = {"prompt": "x", "template": "{{ .Prompt }}", "options": {"num_ctx": 8, "tfs_z": 1, "temperature": 0}}
-    last = json.loads(scripted().post("/api/generate", body).text.splitlines()[-1])
-    found = last["rest_local"]["ignored"]
-    assert set(found) == {"template", "options.num_ctx", "options.tfs_z"}
-    assert "model's own" in found["template"]
-    assert all(found.values())
-    plain = scripted().post("/api/generate", {"prompt": "x", "stream": False}).json()
-    assert "rest_local" not in plain
-
-
 def test_thinking_is_switched_by_the_names_that_templates_know() -> None:
     def variables(think: Any) -> Any:
         body = GenerateBody.model_validate({"prompt": "x", "think": think})
@@ -126,7 +114,6 @@ def test_images_become_parts_and_others_are_refused() -> None:
         ("/api/chat", {"messages": HELLO, "tools": [{"type": "web_search"}]}, "tools[0]"),
         ("/api/chat", {"messages": HELLO, "format": "xml"}, "format"),
         ("/api/generate", {"prompt": 5}, "prompt"),
-        ("/api/generate", {"prompt": "x", "context": [10**9]}, "token ids"),
         ("/api/generate", {"prompt": "x", "raw": True, "images": [PNG]}, "images"),
         ("/api/generate", {"prompt": "x", "options": {"top_p": 7}}, "top_p"),
         ("/api/embed", {}, "input"),
@@ -259,25 +246,3 @@ def test_an_answer_that_shifts_ends_after_ten_contexts(scripted: Callable[..., L
     for path, body in (("/api/generate", {"prompt": "a", "raw": True}), ("/api/generate", {"prompt": "a"})):
         live.post(path, {"shift": True, "stream": False, "options": options, **body})
     assert [stream.request.max_tokens for stream in live.service.streams] == [640, 640]
-
-
-@pytest.mark.parametrize(("begins_turns", "starts"), [(True, 4), (False, 1)])
-def test_a_later_turn_has_the_start_of_its_template_but_not_that_of_the_text(
-    scripted: Scripted, begins_turns: bool, starts: int
-) -> None:
-    """SmolLM2 begins each turn with its start token, and adds none in front of a text."""
-    live = scripted()
-    model = live.service.engine.model
-    (start,) = model.vocabulary.tokenize("<|im_start|>", special=True)
-    turn = "{{ m.role }} {{ m.content }}"
-    if begins_turns:
-        model.chat_template = "{% for m in messages %}<|im_start|>" + turn + "{% endfor %}<|im_start|>"
-    else:
-        model.chat_template = "{{ bos_token }}{% for m in messages %}" + turn + "{% endfor %}"
-    model.vocabulary = copy(model.vocabulary)
-    model.vocabulary.ids = model.vocabulary.ids._replace(bos=int(start), add_bos=False)
-    first = live.post("/api/generate", {"prompt": "a", "stream": False}).json()["context"]
-    live.post("/api/generate", {"prompt": "b", "stream": False, "context": first})
-    prompt = list(live.service.stream(1).request.prompt)
-    assert prompt[: len(first)] == first
-    assert prompt.count(int(start)) == starts

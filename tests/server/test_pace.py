@@ -1,10 +1,8 @@
 """Pieces between two events are sent as one: complete, in order, at the end of the answer at the latest."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live import Live
 
-from rest_local.api.answers import Answer, RequestContext
-from rest_local.api.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
-from rest_local.api.native import NativeCompletion
-from rest_local.api.openai import ChatAnswer, Completion
-from rest_local.chat.tools import AnswerFormat, tools_of
+from rest_local.api.answers import Choice
+from rest_local.chat.tools import AnswerFormat, message_of, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.server import streaming as module
-from rest_local.server.settings import ServerSettings
 from rest_local.server.streaming import Pulse, StreamGroup
 
 NEVER = 3600.0  # seconds: longer than any test waits
@@ -66,78 +60,30 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
     return [group for group in made if group]
 
 
-def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
-    """Return an answer of a route that can send origins, on this address."""
-    shows_steps = ServerSettings(host=host, keys=(b"k",)).shows_steps
-    answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop", cut=False))]
-    more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
-
-    context = RequestContext(engine, "m", shows_steps, "fingerprint")  # type: ignore[arg-type]
-    if kind == "chat":
-        body: Any = ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more)
-        parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id")
-        return ChatAnswer(context, body, answered, [parser])
-    if kind == "text":
-        completion = Completion(context, CompletionBody(prompt="", logprobs=1, **more))
-        completion.prompts = [[]]
-        return completion.answer(answered)
-    native = NativeBody if kind == "native" else partial(InfillBody, n_indent=2)
-    call = NativeCompletion(context, native(prompt="", n_probs=1, **more))
-    call.made = [SimpleNamespace(prompt=[])]  # type: ignore[list-item]
-    return call.answer(answered)
+def sent(engine: FakeEngine, groups: Sequence[Sequence[Piece]], shows_steps: bool, of_chat: bool) -> dict[str, Any]:
+    """Return the joined content of all parts of an answer."""
+    parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id") if of_chat else None
+    choice = Choice(engine, parser, shows_steps=shows_steps, sends_origins=True, ending=[])  # type: ignore[arg-type]
+    parts = [*map(choice.feed, groups), choice.finish(cut=False)]
+    names = ("tokens", "logprobs", "origins", "steps")
+    joined = {name: [each for part in parts for each in getattr(part, name)] for name in names}
+    deltas = [delta for part in parts for delta in part.deltas]
+    return joined | {"text": "".join(part.text for part in parts), "message": message_of(deltas)}
 
 
-def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
-    """Return the joined content of all events of a stream, without the last ones with usage and times."""
-    events = []
-    for each in (*groups, None):
-        if part := answer.add(0, each):
-            events += answer.advance(0, part)
-    said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": [], "steps": []}
-    for data in events:
-        value = json.loads(data.removeprefix(b"data: "))
-        said["origins"] += value.get("rest_local", {}).get("tokens", [])
-        said["steps"] += value.get("rest_local", {}).get("steps", [])
-        said["tokens"] += value.get("tokens", [])
-        said["logprobs"] += value.get("completion_probabilities", [])
-        choice = value.get("choices", [value])[0]
-        said["text"] += choice.get("text") or choice.get("content") or ""
-        said["deltas"] += _named(choice.get("delta", {}))
-        logprobs = choice.get("logprobs") or {}
-        said["logprobs"] += logprobs.get("content") or logprobs.get("token_logprobs") or []
-    return said | {"deltas": [(name, text) for name, text in _together(said["deltas"]) if text]}
-
-
-def _named(delta: dict[str, Any]) -> list[tuple[str, str]]:
-    calls = delta.get("tool_calls", [])
-    found = [(name, delta[name]) for name in ("content", "reasoning_content") if name in delta]
-    return found + [(f"call {each['index']}", json.dumps(each["function"].get("name") or "")) for each in calls]
-
-
-def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join deltas with neighbours of one kind."""
-    whole: list[tuple[str, str]] = []
-    for name, text in deltas:
-        if whole and whole[-1][0] == name and not name.startswith("call"):
-            whole[-1] = (name, whole[-1][1] + text)
-        elif not name.startswith("call") or text != '""':
-            whole.append((name, text))
-    return whole
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-@pytest.mark.parametrize("kind", ["chat", "text", "native", "infill"])
+@pytest.mark.parametrize("shows_steps", [True, False])
+@pytest.mark.parametrize("of_chat", [True, False])
 @given(pieces=PIECES, cuts=CUTS)
-def test_the_text_of_a_stream_does_not_depend_on_its_pace(
-    engine: FakeEngine, kind: str, host: str, pieces: list[Piece], cuts: list[bool]
+def test_the_parts_of_a_stream_do_not_depend_on_its_pace(
+    engine: FakeEngine, of_chat: bool, shows_steps: bool, pieces: list[Piece], cuts: list[bool]
 ) -> None:
-    one_by_one = sent(answer_of(engine, kind, host), [[each] for each in pieces])
-    assert sent(answer_of(engine, kind, host), groups(pieces, cuts)) == one_by_one
-    if kind in ("text", "native"):
-        assert one_by_one["text"] == "".join(each.text for each in pieces)
-        assert len(one_by_one["logprobs"]) == sum(len(each.tokens) for each in pieces)
-    if host == "127.0.0.1":
-        assert [each["token"] for each in one_by_one["origins"]] == [token for each in pieces for token in each.tokens]
+    one_by_one = sent(engine, [[each] for each in pieces], shows_steps, of_chat)
+    assert sent(engine, groups(pieces, cuts), shows_steps, of_chat) == one_by_one
+    assert one_by_one["text"] == "".join(each.text for each in pieces)
+    assert one_by_one["tokens"] == [token for each in pieces for token in each.tokens]
+    assert one_by_one["logprobs"] == [entry for each in pieces for entry in each.logprobs]
+    if shows_steps:
+        assert [each["token"] for each in one_by_one["origins"]] == one_by_one["tokens"]
         assert one_by_one["steps"] == [len(each.tokens) for each in pieces if each.tokens]
 
 

@@ -44,7 +44,6 @@ PROBE_EVERY = 1000
 CHAT = [{"role": "user", "content": "Hello"}]
 EXAMPLES: dict[str, list[Any]] = {
     "/v1/chat/completions": [{"messages": CHAT}, {"messages": CHAT, "stream": True, "n": 2, "logprobs": True}],
-    "/v1/chat/completions/input_tokens": [{"messages": CHAT}],
     "/v1/completions": [{"prompt": ["a", "b"], "echo": True}, {"prompt": "x", "suffix": "y"}],
     "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [1, 2]}],
     "/v1/responses": [
@@ -59,7 +58,6 @@ EXAMPLES: dict[str, list[Any]] = {
             "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}],
         },
     ],
-    "/v1/responses/input_tokens": [{"input": "Hello"}],
     "/v1/messages": [
         {"messages": CHAT, "max_tokens": 4, "system": [{"type": "text", "text": "s"}]},
         {

@@ -125,26 +125,11 @@ def test_a_prompt_is_answered_in_the_template_and_raw_text_continued(client: oll
     raw = client.generate("demo", "def add(a, b):", raw=True, options=SAME)
     assert asked.response != raw.response
     assert asked.prompt_eval_count > raw.prompt_eval_count
-    assert raw.context is None
-    assert len(asked.context) == asked.prompt_eval_count + asked.eval_count
-    again = client.generate("demo", "And now subtract.", context=asked.context, options=SAME)
-    assert again.prompt_eval_count > len(asked.context)
-    assert list(again.context[: len(asked.context)]) == list(asked.context)
 
 
 def test_a_gap_is_filled(client: ollama.Client) -> None:
     found = client.generate("demo", "def add(a, b):\n    return ", suffix="\n\nprint(add(1, 2))", options=SAME)
     assert found.response
-    assert found.context is None
-
-
-def test_a_schema_is_kept(client: ollama.Client) -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-    options = {"temperature": 0, "num_predict": 64}
-    chat = client.chat("demo", MESSAGES, format=schema, options=options)
-    assert isinstance(json.loads(chat.message.content)["age"], int)
-    plain = client.generate("demo", "x", format="json", raw=True, options=options | {"num_predict": 3})
-    assert plain.response.lstrip().startswith("{")
 
 
 def test_models_are_listed_and_shown(client: ollama.Client) -> None:

@@ -1,6 +1,5 @@
 """The `openai` package: parsed answers, retries, faults in mid-stream, and what the demo model answers."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -181,38 +180,3 @@ def test_suffix_fills_the_gap(client: openai.OpenAI) -> None:
     )
     assert made.usage.prompt_tokens > 10
     assert made.choices[0].text
-
-
-ADDING = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-                "required": ["a", "b"],
-            },
-        },
-    }
-]
-
-
-def test_a_forced_call_is_made_and_streamed(client: openai.OpenAI) -> None:
-    choice = {"type": "function", "function": {"name": "add"}}
-    options = {"model": "demo", "messages": ASKED, "tools": ADDING, "tool_choice": choice, "max_tokens": 300}
-    options |= {"temperature": 0, "parallel_tool_calls": False, "extra_body": SAME | {"ignore_eos": False}}
-    made = client.chat.completions.create(**options)
-    assert made.choices[0].finish_reason == "tool_calls"
-    assert not made.choices[0].message.content
-    (call,) = made.choices[0].message.tool_calls
-    assert call.id
-    assert call.function.name == "add"
-    arguments = json.loads(call.function.arguments)
-    assert all(isinstance(arguments[name], int) for name in ("a", "b"))
-    with client.chat.completions.stream(**options) as stream:
-        for _ in stream:
-            pass
-        streamed = stream.get_final_completion().choices[0].message.tool_calls[0].function
-    assert (streamed.name, streamed.arguments) == (call.function.name, call.function.arguments)

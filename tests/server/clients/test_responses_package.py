@@ -121,15 +121,6 @@ def test_a_search_for_tools_is_the_clients(hello: Live) -> None:
     assert "Reads a file." in prompt
 
 
-def test_tokens_are_counted(demo: Live) -> None:
-    asked: dict[str, Any] = {"model": "demo", "input": "def add(a, b):", "instructions": "Be brief.", "tools": [READ]}
-    with client_of(demo) as client:
-        counted = client.responses.input_tokens.count(**asked)
-        made = client.responses.create(**asked, max_output_tokens=1)
-    assert counted.object == "response.input_tokens"
-    assert counted.input_tokens == made.usage.input_tokens
-
-
 def test_a_forced_custom_call_keeps_its_grammar(demo: Live) -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": r"\*\*\* Begin\n([+-][a-z]{1,4}\n){1,2}\*\*\* End\n?"}
     with client_of(demo) as client:
