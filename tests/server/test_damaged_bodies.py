@@ -108,8 +108,11 @@ def test_a_damaged_body_is_a_chat_or_an_error_with_a_place(
             inner[last] = copy.deepcopy(data.draw(VALUES))
         if not body:
             break
+    refused = None
     try:
         read(json.dumps(body).encode())
     except ApiError as error:
-        assert (error.status, bool(error.param)) == (400, True), error.message
-        assert error.message.startswith((error.param or "").partition("[")[0])
+        refused = error
+    if refused is not None:
+        assert (refused.status, bool(refused.param)) == (400, True), refused.message
+        assert refused.message.startswith((refused.param or "").partition("[")[0])
