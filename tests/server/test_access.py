@@ -58,37 +58,25 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_prompt_whose_client_has_left_is_counted(scripted: Scripted, log: io.StringIO, stream: bool) -> None:
-    """Otherwise nobody can tell whether the next attempt goes on where this one was cut off."""
-    live = scripted(answer=None)
-    connection = sent(live, "/v1/completions", {"prompt": "x", "stream": stream})
-    asked = live.service.stream()
-    connection.close()
-    assert asked.cancelled.wait(60)
-    live.stop()
-    (line,) = [line for line in lines(log) if line.get("event") == "request"]
-    counted = (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
-    assert counted == (len(asked.request.prompt), 0, 0)
-    assert line["finish"] == ["cancelled"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("said", ["some text", ""])
 def test_a_client_that_leaves_is_499_with_its_counts(
-    scripted: Scripted, log: io.StringIO, path: str, stream: bool
+    scripted: Scripted, log: io.StringIO, path: str, stream: bool, said: str
 ) -> None:
+    """Of the prompt, too: else nobody could tell whether the next attempt goes on where this one was cut off."""
     live = scripted(answer=None)
-    said = [{"role": "user", "content": "hi"}]
-    connection = sent(live, path, {"model": "demo", "stream": stream, "max_tokens": 9, "messages": said, "prompt": "x"})
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "x", "max_tokens": 9}
+    connection = sent(live, path, body | {"model": "demo", "stream": stream})
     asked = live.service.stream()
-    asked.give("some text")
+    if said:
+        asked.give(said)
     connection.close()
     assert asked.cancelled.wait(30)
     live.stop()
     (line,) = [line for line in lines(log) if line.get("event") == "request"]
     assert line["status"] == 499
-    assert line["prompt_tokens"] > 0
-    assert line["completion_tokens"] > 0
+    assert (line["prompt_tokens"], line["cached_tokens"]) == (len(asked.request.prompt), 0)
+    assert (line["completion_tokens"] > 0) == bool(said)
     assert line["finish"] == ["cancelled"]
 
 

@@ -86,14 +86,6 @@ def test_indentation_ends_the_answer(hello: Live) -> None:
     assert found["stop"] is True
 
 
-def test_the_demo_model_fills_a_gap(demo: Live) -> None:
-    body = {"input_prefix": "def add(a, b):\n    return", "input_suffix": "\n\nprint(add(1, 2))\n", "n_predict": 6}
-    more = {"input_extra": [{"filename": "m.py", "text": "def sub(a, b):\n    return a - b\n"}], "temperature": 0}
-    found = demo.post("/infill", body | more).json()
-    assert found["content"]
-    assert found["tokens_evaluated"] > 20
-
-
 # ---- The end of an answer by its lines or its time -----------------------------------------------------------------
 
 

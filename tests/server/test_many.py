@@ -25,32 +25,35 @@ def test_as_many_prompts_as_the_limit_says_are_answered(demo: Live) -> None:
         assert str(MAX_PROMPTS) in refused.json()["error"]["message"]
 
 
-def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The router, which clients reach, passes on where a request came from."""
-    live = scripted()
-    with live.client() as one, live.client() as other:
+def test_without_keys_a_client_is_a_connection(hello: Live) -> None:
+    with hello.client() as one, hello.client() as other:
         for client in (one, one, other):
             assert client.post("/completion", json={"prompt": "x"}).status_code == 200
-    first, again, second = (stream.request for stream in live.service.streams)
+    first, again, second = (stream.request for stream in hello.service.streams)
     assert first.client == again.client != second.client
     assert first.owner == second.owner == ""
-    keyed, tokenized = scripted(keys=(b"one", b"two")), list[str | None]()
-    tokenize = FakeEngine.tokenize
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+KEYED = [("/completion", {"prompt": "x"}), ("/v1/completions", {"prompt": ["x"]}), ("/v1/chat/completions", CHAT)]
+
+
+@pytest.mark.parametrize(("path", "body"), KEYED)
+def test_with_keys_a_client_is_a_key_and_texts_are_tokenized_for_it(
+    scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    live, tokenized, tokenize = scripted(keys=(b"one", b"two")), list[str | None](), FakeEngine.tokenize
 
     def watched(self: FakeEngine, text: str, **how: Any) -> list[int]:
         tokenized.append(how.get("owner"))
         return tokenize(self, text, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FakeEngine, "tokenize", watched)
-    chat = {"messages": [{"role": "user", "content": "x"}]}
-    for path, body, key in (
-        ("/completion", {"prompt": "x"}, "one"), ("/v1/completions", {"prompt": ["x"]}, "one"),
-        ("/v1/chat/completions", chat, "two"),
-    ):  # fmt: skip
-        assert keyed.post(path, body, headers={"x-api-key": key}).status_code == 200
-    first, again, second = (stream.request for stream in keyed.service.streams)
+    for key in ("one", "one", "two"):
+        assert live.post(path, body, headers={"x-api-key": key}).status_code == 200
+    first, again, second = (stream.request for stream in live.service.streams)
     assert first.client == again.client == first.owner != second.client == second.owner
-    assert tokenized == [first.owner, first.owner, second.owner], "whose texts are tokenized once"
+    assert tokenized == [first.owner, first.owner, second.owner]
 
 
 def test_the_process_of_a_model_knows_the_connection_of_a_request() -> None:

@@ -214,7 +214,10 @@ def test_every_route_but_health_asks_for_the_key(scripted: Scripted) -> None:
     for health in ("/health", "/v1/health"):
         assert live.get(health).status_code == 200
     basic = base64.b64encode(b"anyone:right").decode()
-    closed: list[Any] = [{}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x-api-key": ""}]
+    closed: list[Any] = [{}, {"authorization": "right"}, {"x-api-key": ""}]
+    for wrong in ("wrong", "r", "righ", "rightly", "ight", "Right", "right other", "other"):
+        password = base64.b64encode(f"anyone:{wrong}".encode()).decode()
+        closed += [{"authorization": f"Bearer {wrong}"}, {"x-api-key": wrong}, {"authorization": f"Basic {password}"}]
     opens: list[Any] = [{"authorization": each} for each in ("Bearer right", "bearer  right", f"Basic {basic}")]
     opens += [{"x-api-key": "right"}, [(b"authorization", b"Bearer other \xc3\xa9")]]
     for path in KEYED:
@@ -225,18 +228,6 @@ def test_every_route_but_health_asks_for_the_key(scripted: Scripted) -> None:
             assert "www-authenticate" in answer.headers
         for headers in opens:
             assert live.get(path, headers=headers).status_code != 401, (path, headers)
-
-
-def test_only_a_whole_key_opens(scripted: Scripted) -> None:
-    live = scripted(keys=(b"right", b"other key"))
-    for wrong in ("r", "righ", "rightly", "ight", "Right", "right other", "other"):
-        basic = base64.b64encode(f"anyone:{wrong}".encode()).decode()
-        for headers in (
-            {"authorization": f"Bearer {wrong}"},
-            {"x-api-key": wrong},
-            {"authorization": f"Basic {basic}"},
-        ):
-            assert live.get("/v1/models", headers=headers).status_code == 401, headers
 
 
 @pytest.mark.parametrize(

@@ -153,15 +153,6 @@ def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_a_stop_cancels_answers_after_the_drain_time(scripted: Scripted) -> None:
-    live = scripted(drain_seconds=0, answer=None)
-    connection = sent(live, CHAT_PATH, CHAT)
-    stream = live.service.stream()
-    live.serving.stop()
-    assert stream.cancelled.wait(30)
-    connection.close()
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stop_ends_answers_with_an_error_after_the_drain_time(scripted: Scripted, path: str) -> None:
     """There is no bare 500, and no stream without an end."""

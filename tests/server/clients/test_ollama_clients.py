@@ -108,18 +108,6 @@ def client(demo: Live) -> Iterator[ollama.Client]:
         yield client
 
 
-def test_a_chat_and_its_stream_have_the_same_text(client: ollama.Client) -> None:
-    whole = client.chat("demo", MESSAGES, options=SAME)
-    parts = list(client.chat("demo", MESSAGES, options=SAME, stream=True))
-    assert "".join(part.message.content or "" for part in parts) == whole.message.content != ""
-    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert parts[-1].done_reason == whole.done_reason == "length"
-    assert parts[-1].eval_count == whole.eval_count == 24
-    assert parts[-1].prompt_eval_count == whole.prompt_eval_count > 10, "cached tokens count as well"
-    assert whole.total_duration >= whole.eval_duration > 0
-    assert whole.message.role == "assistant"
-
-
 def test_a_prompt_is_answered_in_the_template_and_raw_text_continued(client: ollama.Client) -> None:
     asked = client.generate("demo", "def add(a, b):", system="You write Python.", options=SAME)
     raw = client.generate("demo", "def add(a, b):", raw=True, options=SAME)
