@@ -29,6 +29,7 @@ import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -248,8 +249,11 @@ def main() -> None:
         except (ServerFailed, ValueError, OSError) as error:
             parser.error(str(error))
         if "rest-local -d" in sides and not store.exists():
-            build = [sys.executable, "-m", "rest_local", "index", "build", "--python", "-m", str(args.model)]
-            subprocess.run([*build, "-o", str(store)], check=True, stdout=sys.stderr)
+            build = [sys.executable, "-m", "rest_local", "index", "build", "-m", str(args.model), "-o", str(store)]
+            left_out = ("test/", "tests/", "testing/", "idle_test/", "site-packages/", "dist-packages/")
+            filters = ["--include", "*.py", *(part for name in left_out for part in ("--exclude", name))]
+            library = sysconfig.get_paths()["stdlib"]
+            subprocess.run([*build, *filters, library], check=True, stdout=sys.stderr)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `with` then ends the servers.
         ahead = [] if args.neighbour else real_time()
         if args.neighbour:

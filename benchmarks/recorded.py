@@ -11,8 +11,11 @@ deletions, renames, binary files and long files are left out.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,8 +28,8 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.sources.git import Blobs
-from rest_local.retrieval.sources.listing import run_git
+from rest_local.retrieval.sources.listing import git_command, git_environment, run_git
+from rest_local.stop import Closing
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -149,6 +152,46 @@ def edits_of(repository: Path) -> Iterator[tuple[str, str, str, str, str]]:
                 old, new = (_text(blobs.read(blob, MAX_BYTES)) for blob in changed)
                 if old is not None and new is not None and old != new:
                     yield commit, message, path, old, new
+
+
+@dataclass(slots=True)
+class Blobs(Closing):
+    """A process `git cat-file --batch`, started at the first question."""
+
+    repository: Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    def read(self, blob: str, most: int = sys.maxsize) -> bytes | None:
+        """Return the content of a blob, or None if it is missing or has more than `most` bytes."""
+        if self._process is None:
+            command, pipe = git_command(self.repository, "cat-file", "--batch"), subprocess.PIPE
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=git_environment()
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(f"{blob}\n".encode())
+            process.stdin.flush()
+            head = process.stdout.readline().split()
+            if len(head) != 3 or not head[2].isdigit():
+                return None
+            size = int(head[2])
+            data = process.stdout.read(min(size, most))
+            left = size + 1 - len(data)  # a line feed follows the content
+            while left and (skipped := process.stdout.read(min(left, 1 << 20))):
+                left -= len(skipped)
+            return data if size <= most else None
+        except BrokenPipeError:  # git gave up on a damaged object
+            self.close()
+            return None
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate()
 
 
 def _text(data: bytes | None) -> str | None:

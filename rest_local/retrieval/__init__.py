@@ -18,12 +18,11 @@ from rest_local.retrieval.home import datastore_path, list_datastores
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
 from rest_local.retrieval.sources.source import Skipped
-from rest_local.retrieval.sources.walk import walk
 from rest_local.retrieval.staging import remove
 
 __all__ = [
     "MAX_DEPTH", "MAX_MATCH", "Built", "Datastore", "GrowingText", "History", "Rows", "Segment", "Skipped",
     "VocabularyId", "build", "build_datastore", "build_from_sources", "build_from_texts", "datastore_path",
     "datastores_home", "forget_history", "history_home", "list_datastores", "list_histories", "rebuild_datastore",
-    "remove", "tokenize_documents", "walk",
+    "remove", "tokenize_documents",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Small datastores for tests, and the content that a reader must see in them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from rest_local.retrieval import Datastore, VocabularyId, build
 from rest_local.retrieval.documents import Text
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.sources import Reading, Source
+from rest_local.retrieval.sources import Reading, Source, Walk
 from rest_local.retrieval.sources.source import Skipped, Unchanged
 
 VOCABULARY = VocabularyId("ab" * 32, 1000, "toy")
@@ -62,3 +62,15 @@ def content_of(path: Path) -> dict[str, list[int]]:
 def read(source: Source, skipped: Skipped, unchanged: Unchanged | None = None, **options: Any) -> Iterator[Text]:
     """Yield the texts of a source. `options` are other fields of `Reading`."""
     return source.texts(Reading(skipped, unchanged, **options))
+
+
+def walk_files(
+    paths: Iterable[Path],
+    skipped: Skipped | None = None,
+    unchanged: Unchanged | None = None,
+    filters: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[Text]:
+    """Yield the texts of a walk. `options` are other fields of `Reading`."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in (filters or {}).items()}
+    return read(Walk(tuple(map(str, paths)), **given), skipped or Skipped(), unchanged, **options)

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stores import walk_files
 from support.repository import Repository
 
 from rest_local.errors import printable
-from rest_local.retrieval import Skipped, tokenize_documents, walk
+from rest_local.retrieval import Skipped, tokenize_documents
 from rest_local.retrieval.sources import listing
-from rest_local.retrieval.sources import walk as corpus
 from rest_local.retrieval.sources.source import secret_content, secret_name
 from rest_local.retrieval.sources.walk import MAX_LINE
 
@@ -34,7 +34,7 @@ def files(root: Path, content: dict[str, str | bytes]) -> Path:
 
 def found(*paths: Path, skipped: Skipped | None = None, **options: Any) -> dict[str, str]:
     root = paths[0].resolve() if paths[0].is_dir() else paths[0].resolve().parent
-    return {os.path.relpath(name, root): text for name, text in walk(paths, skipped=skipped, **options)}
+    return {os.path.relpath(name, root): text for name, text, _ in walk_files(paths, skipped, filters=options)}
 
 
 def test_text_files_by_extension_or_glob(tmp_path):
@@ -114,7 +114,7 @@ def test_of_a_notebook_the_cells_are_taken(tmp_path: Path) -> None:
 
 def test_names_that_are_not_utf8(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9.py")).write_text("x")
-    ((name, text),) = walk([tmp_path])
+    ((name, text, _),) = walk_files([tmp_path])
     assert os.fsencode(name).endswith(b"caf\xe9.py")
     assert text == "x"
     assert printable(name).endswith("caf\ufffd.py")
@@ -190,7 +190,7 @@ def test_names_in_submodules_are_found_without_a_walk(outer: Path) -> None:
     """An update after a change asks for them."""
     asked = [*INSIDE, "a.py", "vendor.js/x.log.py", "nested/n.py", "ignored/other/o.py", "vendor.js/gone.py"]
     only = [str(outer.resolve() / name) for name in asked]
-    taken = {os.path.relpath(each.name, outer.resolve()) for each in corpus.walk_files([outer], only=only)}
+    taken = {os.path.relpath(each.name, outer.resolve()) for each in walk_files([outer], only=only)}
     assert taken == {"a.py", *INSIDE}
 
 
@@ -275,7 +275,7 @@ def test_shapes_that_are_no_secrets(text):
 def test_files_that_vanish_or_change_during_the_walk(tmp_path):
     files(tmp_path, {"a.py": "a", "b.py": "b", "c/d.py": "d", "e.py": "e"})
     skipped = Skipped()
-    walking = walk([tmp_path], skipped=skipped)
+    walking = walk_files([tmp_path], skipped)
     next(walking)
     (tmp_path / "b.py").unlink()
     (tmp_path / "c" / "d.py").unlink()
@@ -336,7 +336,7 @@ def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_numbe
     monkeypatch.setattr(listing, "git_files", lambda root, only: None)
     monkeypatch.setattr(listing.os, "scandir", lambda path: contextlib.nullcontext(folders if path == top else names))
     skipped = Skipped()
-    walking = corpus.walk([tmp_path], skipped=skipped)
+    walking = walk_files([tmp_path], skipped)
     tracemalloc.start()
     try:
         assert list(walking) == []
@@ -364,10 +364,11 @@ def test_a_file_is_taken_once(tmp_path):
     assert set(found(tmp_path, tmp_path / "a.py")) == {"a.py"}
     files(tmp_path, {"sub/c.py": "c"})
     for roots in ((tmp_path, tmp_path / "sub"), (tmp_path / "sub", tmp_path), (tmp_path, tmp_path)):
-        assert sorted(text for _, text in walk(roots)) == ["a", "c"]
+        assert sorted(text.text for text in walk_files(roots)) == ["a", "c"]
 
 
-def test_documents_are_tokenized_in_order_and_few_at_a_time():
+def test_documents_are_tokenized_in_order_and_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     taken = 0
 
     def texts():
@@ -379,7 +380,7 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
     def tokenize(text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    documents = tokenize_documents(texts(), SimpleNamespace(tokenize=tokenize), workers=2)
+    documents = tokenize_documents(texts(), SimpleNamespace(tokenize=tokenize))
     assert next(documents)[0] == "0"
     assert taken <= 9
     assert [(document.name, len(document.tokens)) for document in documents] == [
@@ -401,8 +402,8 @@ def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
         "wide.py": "\U0001f600\n" * 100_000,
     }
     files(tmp_path, content)
-    documents = [*walk([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
-    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, SimpleNamespace(tokenize=tokenize), 1)}
+    documents = [*walk_files([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
+    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, SimpleNamespace(tokenize=tokenize))}
     assert len(tokens) == 5
     assert bytes(tokens["from a caller"].astype(np.uint8)).decode() == "a\ufffdb\ufffd"
     assert len(pieces) == 5
@@ -414,7 +415,7 @@ def test_a_tokenizer_that_fails_ends_the_run_and_its_threads():
 
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        list(tokenize_documents([("a", "b")] * 20, SimpleNamespace(tokenize=tokenize), workers=2))
+        list(tokenize_documents([("a", "b")] * 20, SimpleNamespace(tokenize=tokenize)))
     assert threading.active_count() == before
 
 

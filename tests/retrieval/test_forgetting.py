@@ -8,7 +8,7 @@ from edited import Folder, text_on_disk, texts_in
 from rest_local.errors import OptionError
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.sources import Git, Jsonl, from_recipe
+from rest_local.retrieval.sources import Jsonl
 from rest_local.retrieval.update import updating
 from rest_local.retrieval.update.forgetting import (
     Forgotten,
@@ -16,7 +16,6 @@ from rest_local.retrieval.update.forgetting import (
     excluding,
     forget,
     forget_where,
-    relative_names,
 )
 from rest_local.retrieval.update.merging import merge
 
@@ -149,11 +148,7 @@ def test_any_name_can_be_excluded(tmp_path: Path, name: str) -> None:
     assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != path}
 
 
-def test_names_in_sources_of_other_kinds() -> None:
-    recipe = recipe_of([Git("/r", "main"), Jsonl("/d/rows.jsonl", "text")])
-    assert relative_names(recipe, "/r@main:src/x.py") == ["src/x.py"]
-    (git, rows) = from_recipe(excluding(recipe, ["/r@main:src/x.py"]))
-    assert git == Git("/r", "main", exclude=("/src/x.py",))
+def test_rows_of_a_file_cannot_be_left_out_one_by_one() -> None:
+    recipe = recipe_of([Jsonl("/d/rows.jsonl", "text")])
     assert not excludable(recipe, "/d/rows.jsonl:3")
     assert excluding(recipe, ["/d/rows.jsonl:3"]) == recipe
-    assert isinstance(rows, Jsonl)

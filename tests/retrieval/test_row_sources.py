@@ -1,4 +1,4 @@
-"""Fields of JSON Lines and Parquet, the standard input and installed Python as sources of text."""
+"""Fields of JSON Lines, the standard input and chats as sources of text."""
 
 import gzip
 import hashlib
@@ -6,7 +6,6 @@ import io
 import json
 import os
 import sys
-import sysconfig
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +18,7 @@ from stores import read
 from rest_local.errors import InputInvalid, OptionError
 from rest_local.retrieval import Skipped
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.sources import (
-    Jsonl,
-    Parquet,
-    Python,
-    Source,
-    Stdin,
-    Transcripts,
-    Walk,
-    from_recipe,
-    records,
-    source_of,
-)
+from rest_local.retrieval.sources import Jsonl, Source, Stdin, Transcripts, Walk, from_recipe, records, source_of
 from rest_local.retrieval.sources.recipes import KINDS, can_repeat
 
 OLD = 1_600_000_000_000_000_000
@@ -172,59 +160,8 @@ def test_a_glob_means_all_files_and_links_loops_and_pipes_are_refused(tmp_path: 
     strange = rows_of(tmp_path / os.fsdecode(b"caf\xe9") / "a.jsonl", [{"text": "x"}])
     assert list(texts_of(Jsonl(str(strange), "text"))) == ["a.jsonl:1"]
     for name in ("fifo.jsonl", "loop.jsonl", "gone.jsonl", "*.none", "", "x" * 5000):
-        for source in (Jsonl(str(tmp_path / name), "text"), Parquet(str(tmp_path / name), "text")):
-            with pytest.raises(InputInvalid, match="path"):
-                read(source, Skipped())
-
-
-def table(path: Path, columns: dict[str, list[Any]]) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=100)
-    os.utime(path, ns=(OLD, OLD))
-    return path.resolve()
-
-
-def test_columns_of_parquet(tmp_path: Path) -> None:
-    columns = {
-        "text": ["one", None, f"'{KEY}'", "", "five"],
-        "number": [1, 2, 3, 4, 5],
-        "nested": [{"a": [{"b": f"deep {n}"}]} for n in range(5)],
-    }
-    path = table(tmp_path / "a.parquet", columns)
-    skipped = Skipped()
-    assert texts_of(Parquet(str(path), "text"), skipped) == {"a.parquet:1": "one", "a.parquet:5": "five"}
-    assert dict(skipped.counts) == {"without text in the field": 1, "secret": 1, "empty": 1}
-    assert texts_of(Parquet(str(path), "nested.a.0.b"))["a.parquet:5"] == "deep 4"
-    assert texts_of(Parquet(str(path), "number"), skipped) == {}
-    assert skipped.counts["without text in the field"] == 6
-    with pytest.raises(InputInvalid, match=r"no column 'none'; it has: text, number, nested"):
-        texts_of(Parquet(str(path), "none"))
-    first, *_ = read(Parquet(str(path), "text"), Skipped())
-    assert first.state == FileState(f"{path}:1", 3, OLD, hashlib.sha256(b"one").digest())
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign", "empty"])
-def test_damaged_parquet_is_a_clear_error_or_counted(tmp_path: Path, damage: str) -> None:
-    path = table(tmp_path / "a.parquet", {"text": [os.urandom(50).hex() for _ in range(2000)]})
-    data = bytearray(path.read_bytes())
-    middle = len(data) // 2
-    data[middle : middle + 64] = bytes(64)
-    path.write_bytes({"cut": bytes(data[:middle]), "flipped": bytes(data), "foreign": b"{}", "empty": b""}[damage])
-    skipped = Skipped()
-    if damage == "flipped":
-        texts_of(Parquet(str(path), "text"), skipped)
-        return
-    with pytest.raises(InputInvalid, match=r"Parquet file .*a\.parquet: cannot be read"):
-        texts_of(Parquet(str(path), "text"), skipped)
-
-
-def test_without_pyarrow_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = table(tmp_path / "a.parquet", {"text": ["x"]})
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(OptionError, match=r"pip install 'rest-local\[parquet\]'"):
-        read(Parquet(str(path), "text"), Skipped())
+        with pytest.raises(InputInvalid, match="path"):
+            read(Jsonl(str(tmp_path / name), "text"), Skipped())
 
 
 @pytest.fixture
@@ -249,28 +186,11 @@ def test_the_standard_input(stdin: Callable[[bytes], None]) -> None:
     assert Walk(("src",)).repeatable
 
 
-@pytest.mark.parametrize("site_packages", [False, True])
-def test_installed_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_packages: bool) -> None:
-    """A small library stands in for the interpreter's, through `sysconfig.get_paths`."""
-    for folder in ("stdlib/test", "stdlib/site-packages", "packages/tests"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "left_out.py").write_text("import os\n")
-    (tmp_path / "stdlib" / "queue.py").write_text("import threading\n")
-    (tmp_path / "packages" / "click.py").write_text("import sys\n")
-    (tmp_path / "packages" / "click.txt").write_text("no code\n")
-    paths = {"stdlib": str(tmp_path / "stdlib"), "purelib": str(tmp_path / "packages")}
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
-    source = Python(site_packages)
-    assert list(texts_of(source)) == ["click.py" if site_packages else "queue.py"]
-
-
 SOURCES = [
     Walk(("/a", "/b"), include=("*.py",), exclude=("x/",), allow_secrets=True, max_file_size=5),
     Jsonl("/a.jsonl", "a.b"),
-    Parquet("/a.parquet", "a", True),
     Stdin(),
-    Python(True),
-    *(source_of({"kind": "chat", "path": "/a.json"}), source_of({"kind": "git", "repository": "/r", "commits": 7})),
+    source_of({"kind": "chat", "path": "/a.json"}),
 ]
 
 
@@ -286,7 +206,7 @@ def test_a_source_survives_its_recipe(source: Source) -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"kind": "torrent"}, "'torrent': not known here; update rest-local .* known: walk, git"),
+        ({"kind": "torrent"}, "'torrent': not known here; update rest-local .* known: walk, jsonl"),
         ({}, "'None': not known here"),
         ("walk", "not known here"),
         ({"kind": ["walk"]}, "not known here"),
@@ -296,8 +216,6 @@ def test_a_source_survives_its_recipe(source: Source) -> None:
         ({"kind": "walk", "paths": ["a"], "includes": []}, "unknown field 'includes'"),
         ({"kind": "walk", "paths": ["a"], "max_file_size": True}, "max_file_size is 'True', not of type int"),
         ({"kind": "walk", "paths": ["a"], "max_file_size": 0}, "at least 1 byte"),
-        ({"kind": "git", "repository": "r", "commits": 0}, "at least 1"),
-        ({"kind": "git", "repository": "r", "revision": "--output=x"}, "give a branch"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_named(given: Any, complaint: str) -> None:

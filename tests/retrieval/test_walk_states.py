@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from edited import Folder, texts_in
-from stores import NEW, OLD, OTHER, make
+from stores import NEW, OLD, OTHER, make, walk_files
 from support.repository import Repository
 
 from rest_local.retrieval import Skipped
@@ -19,7 +19,6 @@ from rest_local.retrieval.building import build as building
 from rest_local.retrieval.documents import FileState, Text
 from rest_local.retrieval.home import newest_manifest, read_manifest
 from rest_local.retrieval.sources import listing as reading
-from rest_local.retrieval.sources.walk import Filters, walk_files
 
 LONG_AGO = 1_600_000_000_000_000_000
 
@@ -80,7 +79,7 @@ def test_the_time_of_a_file_that_changes_while_it_is_read_is_not_certain(
 def test_a_file_that_grows_without_end_is_read_up_to_the_cap(tmp_path: Path) -> None:
     root = files(tmp_path, {"a.py": b"x\n" * 5000})
     skipped = Skipped()
-    assert list(walk_files([root], Filters(max_file_size=1000), skipped)) == []
+    assert list(walk_files([root], skipped, filters={"max_file_size": 1000})) == []
     assert skipped.counts == {"too large": 1}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.retrieval import Skipped
-from rest_local.retrieval.sources.walk import walk_files
+from rest_local.retrieval.sources import Reading, Walk
 
 FILES = 100_000
 GROWTH = 96 << 20  # bytes of resident memory; the states of all files, which this test holds, are 30 MB of it
@@ -31,16 +31,16 @@ def test_many_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_
     else:
         monkeypatch.setenv("PATH", "")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    known: dict[str, tuple[int, int]] = {}
-    for text in walk_files([root]):
+    walk, known = Walk((str(root),)), dict[str, tuple[int, int]]()
+    for text in walk.texts(Reading(Skipped())):
         assert text.state is not None
         known[text.name] = text.state[1:3]
     assert len(known) == FILES
     skipped = Skipped()
     unread = 0
-    for text in walk_files([root], skipped=skipped, unchanged=lambda name, *state: known.get(name) == tuple(state)):
+    for text in walk.texts(Reading(skipped, lambda name, *state: known.get(name) == tuple(state))):
         unread += text.text is None
     assert (unread, dict(skipped.counts)) == (FILES, {})
     one = f"{root}/050/050000.py"
-    assert [text.name for text in walk_files([root], only=[one])] == [one]
+    assert [text.name for text in walk.texts(Reading(skipped, only=[one]))] == [one]
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < GROWTH

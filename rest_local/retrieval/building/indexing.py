@@ -84,7 +84,7 @@ def build_datastore(
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
-    `retrieval.sources.walk.walk_files` decides which files are taken. An existing index for this vocabulary is
+    `retrieval.sources.walk.Walk` decides which files are taken. An existing index for this vocabulary is
     replaced; those for other vocabularies stay. After an error the existing datastore is intact.
 
     Args:

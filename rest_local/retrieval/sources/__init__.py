@@ -1,21 +1,8 @@
 """Read the text of a datastore: one module for each kind of source, and a registry of them."""
 
-from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe, source_of
-from rest_local.retrieval.sources.records import Jsonl, Parquet, Stdin, Transcripts
+from rest_local.retrieval.sources.records import Jsonl, Stdin, Transcripts
 from rest_local.retrieval.sources.source import Reading, Source
-from rest_local.retrieval.sources.walk import Python, Walk
+from rest_local.retrieval.sources.walk import Walk
 
-__all__ = [
-    "Git",
-    "Jsonl",
-    "Parquet",
-    "Python",
-    "Reading",
-    "Source",
-    "Stdin",
-    "Transcripts",
-    "Walk",
-    "from_recipe",
-    "source_of",
-]  # fmt: skip
+__all__ = ["Jsonl", "Reading", "Source", "Stdin", "Transcripts", "Walk", "from_recipe", "source_of"]

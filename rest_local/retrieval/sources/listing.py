@@ -127,28 +127,6 @@ def records(file: IO[bytes]) -> Iterator[bytes]:
         yield from found
 
 
-@contextlib.contextmanager
-def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a git process whose output is read and whose complaints are thrown away. It ends with the block, even if
-    its output was not read. Raises RestLocalError without git.
-    """
-    try:
-        git = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=git_environment()
-        )
-    except FileNotFoundError as error:
-        raise RestLocalError("this needs the program git; install it") from error
-    assert git.stdout is not None
-    try:
-        yield git
-    except BaseException:
-        git.kill()
-        raise
-    finally:
-        git.stdout.close()
-        git.wait()
-
-
 def run_git(
     repository: Path, *arguments: str, output: IO[bytes] | int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[bytes]:

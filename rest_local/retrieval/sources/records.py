@@ -1,4 +1,4 @@
-"""Read texts from rows of JSON Lines and Parquet, from chats and from the standard input, in bounded memory."""
+"""Read texts from rows of JSON Lines, from chats and from the standard input, in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, ClassVar, NamedTuple
 
-from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.errors import InputInvalid, printable
 from rest_local.retrieval.documents import Text
 from rest_local.retrieval.sources.listing import certain
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
@@ -141,84 +141,25 @@ class _Files(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows(_Files):
-    """Files with a document in each row, in the `field` that `dig` finds."""
+class Jsonl(_Files):
+    """One document for each row, named `FILE:LINE`: the text in the `field` that `dig` finds. `path` is a file, with
+    gzip if it ends in `.gz`, or a glob.
+    """
 
+    kind: ClassVar[str] = "jsonl"
     field: str
     allow_secrets: bool = False
 
     def about(self) -> str:
         return f"{self.path}:{self.field}"
 
-    def _text(self, name: str, text: Any, mark: int, reading: Reading) -> Iterator[Text]:
-        if isinstance(text, str):
-            yield from reading.text(name, text, mark, allow_secrets=self.allow_secrets)
-        else:
-            reading.skipped.add("without text in the field", name)
-
-
-@dataclass(frozen=True, slots=True)
-class Jsonl(_Rows):
-    """One document for each row, named `FILE:LINE`. `path` is a file, with gzip if it ends in `.gz`, or a glob."""
-
-    kind: ClassVar[str] = "jsonl"
-
     def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
         for row in json_rows(file, reading.skipped, reading.looked_at):
-            yield from self._text(row.name, dig(row.value, self.field), row.mark, reading)
-
-
-_ROWS = 64  # rows to hold in memory at once
-_BUFFER = 1 << 20  # bytes to read at once
-
-
-@dataclass(frozen=True, slots=True)
-class Parquet(_Rows):
-    """One document for each row, named `FILE:ROW` from 1. `field` is a column, with dots for nested ones."""
-
-    kind: ClassVar[str] = "parquet"
-
-    def texts(self, reading: Reading) -> Iterator[Text]:
-        _pyarrow()
-        return _Files.texts(self, reading)
-
-    def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
-        number = 0
-        raw, mark = open_file(file)
-        with raw:
-            column, field, batches = self._batches(file, raw)
-            try:
-                for batch in batches:
-                    for value in batch.column(column).to_pylist():
-                        number += 1
-                        yield from self._text(f"{file}:{number}", dig(value, field), mark, reading)
-            except (_pyarrow().lib.ArrowException, OSError, UnicodeDecodeError):
-                reading.skipped.add("damaged: the rest of a file", file)
-        reading.looked_at(os.path.getsize(file))
-
-    def _batches(self, file: str, raw: Any) -> tuple[str, str, Iterator[Any]]:
-        """Return the column, the field in it, and batches of rows with that column alone. Raises InputInvalid."""
-        pyarrow = _pyarrow()
-        try:
-            table = pyarrow.parquet.ParquetFile(raw, buffer_size=_BUFFER, pre_buffer=False)
-        except (pyarrow.lib.ArrowException, OSError) as error:
-            cause = printable(str(error).split("\n")[0][:200])
-            raise InputInvalid("Parquet file", printable(file), f"cannot be read: {cause}") from error
-        names = table.schema_arrow.names
-        for name in sorted(names, key=len, reverse=True):
-            if names.count(name) == 1 and (self.field == name or self.field.startswith(f"{name}.")):
-                return name, self.field[len(name) + 1 :], table.iter_batches(_ROWS, columns=[name])
-        known = printable(", ".join(names))[:200]
-        raise InputInvalid("Parquet file", printable(file), f"no column {self.field!r}; it has: {known}")
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-
-        return pyarrow
-    except ImportError as error:
-        raise OptionError("Parquet files need pyarrow; install it: pip install 'rest-local[parquet]'") from error
+            text = dig(row.value, self.field)
+            if isinstance(text, str):
+                yield from reading.text(row.name, text, row.mark, allow_secrets=self.allow_secrets)
+            else:
+                reading.skipped.add("without text in the field", row.name)
 
 
 @dataclass(frozen=True, slots=True)

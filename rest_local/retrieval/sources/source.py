@@ -44,20 +44,6 @@ class Skipped:
         parts = [f"{part} ({', '.join(kinds)})" if kinds and part.endswith(UNWANTED) else part for part in parts]
         return ", ".join(parts) or "nothing"
 
-    def include(self, other: Skipped) -> None:
-        """Add the counts of another source."""
-        self.counts.update(other.counts)
-        self.kinds.update(other.kinds)
-        self.secrets = [*self.secrets, *other.secrets][:_NAMED]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"counts": dict(self.counts), "kinds": dict(self.kinds), "secrets": list(self.secrets)}
-
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Skipped:
-        """Invert `to_dict`."""
-        return Skipped(Counter(fields["counts"]), Counter(fields["kinds"]), list(fields["secrets"]))
-
 
 # Files with these names are never read. Upper and lower case do not matter.
 SECRET_NAMES = frozenset(
@@ -110,12 +96,12 @@ AnySource = TypeVar("AnySource", bound="Source")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The way to read sources. `unchanged`, `only` and `looked_at` are as for `walk.walk_files`."""
+    """The way to read sources. `skipped` counts what is left out."""
 
     skipped: Skipped
     unchanged: Unchanged | None = None
-    only: Collection[str] | None = None
-    looked_at: Callable[[int], None] = lambda size: None
+    only: Collection[str] | None = None  # absolute paths: a walk looks at these alone
+    looked_at: Callable[[int], None] = lambda size: None  # called with the size of each file, read or unchanged
 
     def text(self, name: str, text: str, mark: int, *, allow_secrets: bool = False) -> Iterator[Text]:
         """Yield the text of a row of a file, or nothing if it is skipped. `mark` is the file's time of change, or

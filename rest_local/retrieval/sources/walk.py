@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import stat
-import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,94 +75,6 @@ class Filters:
             raise OptionError(f"max file size {self.max_file_size}: must be at least 1 byte")
         for glob in (*self.include, *self.exclude):
             _spec([glob])
-
-
-def walk(
-    paths: Iterable[str | os.PathLike[str]],
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    *,
-    allow_secrets: bool = False,
-    max_file_size: int = MAX_FILE_SIZE,
-    skipped: Skipped | None = None,
-    looked_at: Callable[[int], None] = lambda size: None,
-) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of every file worth indexing under `paths`, as `walk_files` does.
-
-    Args:
-        paths: files and directories
-        include: globs of the wanted files, as in .gitignore, instead of the usual extensions
-        exclude: globs of unwanted files
-        allow_secrets: take files that look like secrets, too
-        max_file_size: larger files, in bytes, are skipped
-        skipped: counts the skipped files
-        looked_at: called with the size of each file that was read
-
-    Raises:
-        InputInvalid: a path does not exist
-        OptionError: a glob or the size is wrong
-    """
-    filters = Filters(
-        include=tuple(include), exclude=tuple(exclude), allow_secrets=allow_secrets, max_file_size=max_file_size
-    )
-    texts = walk_files(paths, filters, skipped, looked_at=looked_at)
-    return ((name, text) for name, text, *_ in texts if text is not None)
-
-
-def walk_files(
-    paths: Iterable[str | os.PathLike[str]],
-    filters: Filters | None = None,
-    skipped: Skipped | None = None,
-    *,
-    unchanged: Unchanged | None = None,
-    only: Collection[str] | None = None,
-    looked_at: Callable[[int], None] = lambda size: None,
-) -> Iterator[Text]:
-    """Yield the text of every file worth indexing under `paths`, with its state, sorted within a directory, each once.
-
-    The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. The text can
-    always be encoded (`decoded`). `skipped` counts the skipped files. An `unchanged` file is not read, and has no text.
-    With `only`, absolute paths, no others are taken and nothing is walked, which costs a few milliseconds in a work
-    tree of any size. `looked_at` is called with the size of each file that `Walk.measure` counts, when it was read or
-    found unchanged.
-
-    Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
-    problem with a single file during the walk raises nothing.
-    """
-    reading = Reading(skipped or Skipped(), unchanged, only, looked_at)
-    return _walked(list(paths), filters or Filters(), reading)
-
-
-def _walked(paths: Sequence[str | os.PathLike[str]], filters: Filters, reading: Reading) -> Iterator[Text]:
-    roots = _roots(paths)
-    only = None if reading.only is None else resolved(reading.only, paths)
-    return _texts(_wanted(roots, filters, reading.skipped, only), filters, reading, _Seen(roots))
-
-
-def list_files(
-    paths: Iterable[str | os.PathLike[str]], filters: Filters, skipped: Skipped | None = None
-) -> Iterator[tuple[str, int, int]]:
-    """Yield (absolute path, bytes, change in ns) of each file of `walk_files`, once, in its order. Raises as that."""
-    roots, skipped = _roots(paths), skipped if skipped is not None else Skipped()
-    seen = _Seen(roots)
-    for path in _wanted(roots, filters, skipped, None):
-        try:
-            status = os.lstat(path)
-        except OSError:
-            skipped.add("vanished")
-            continue
-        if not stat.S_ISREG(status.st_mode):
-            skipped.add("link" if stat.S_ISLNK(status.st_mode) else "not a regular file", path)
-        elif status.st_size > filters.max_file_size or seen.has(status):
-            skipped.add("too large" if status.st_size > filters.max_file_size else "duplicate", path)
-        else:
-            seen.add(status)
-            yield path, status.st_size, status.st_mtime_ns
-
-
-def read_files(paths: Iterable[str], filters: Filters, reading: Reading) -> Iterator[Text]:
-    """Yield the texts of files that `list_files` gave, as `walk_files` does, without another look at their names."""
-    return _texts(paths, filters, reading, _Seen([]))
 
 
 def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -333,13 +244,22 @@ def _cells(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Walk(Filters, Source):
-    """The files below `paths`, as `walk_files` takes them."""
+    """The files below `paths` that are worth indexing."""
 
     kind: ClassVar[str] = "walk"
     paths: tuple[str, ...]
 
     def texts(self, reading: Reading) -> Iterator[Text]:
-        return _walked(self.paths, self, reading)
+        """Yield the text of each file, with its state, sorted within a directory, each file once.
+
+        The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. The text
+        can always be encoded (`decoded`). An unchanged file is not read, and has no text. With `reading.only` no other
+        files are taken and nothing is walked, which costs a few milliseconds in a work tree of any size. A problem with
+        a single file raises nothing.
+        """
+        roots = _roots(self.paths)
+        only = None if reading.only is None else resolved(reading.only, self.paths)
+        return _texts(_wanted(roots, self, reading.skipped, only), self, reading, _Seen(roots))
 
     def about(self) -> str:
         return ", ".join(self.paths)
@@ -351,28 +271,3 @@ class Walk(Filters, Source):
 def absolute(path: str | os.PathLike[str]) -> str:
     """Return the path for a recipe: `~` stands for the home directory, and links are kept."""
     return str(Path(path).expanduser().absolute())
-
-
-TESTS = ("test/", "tests/", "testing/", "idle_test/")
-PACKAGES = ("site-packages/", "dist-packages/")
-
-
-@dataclass(frozen=True, slots=True)
-class Python(Source):
-    """The Python files of the running interpreter without tests, found when they are read."""
-
-    kind: ClassVar[str] = "python"
-    site_packages: bool = False
-
-    def texts(self, reading: Reading) -> Iterator[Text]:
-        return self._walk().texts(reading)
-
-    def about(self) -> str:
-        return "the installed Python packages" if self.site_packages else "the standard library of Python"
-
-    def _walk(self) -> Walk:
-        paths = sysconfig.get_paths()
-        if self.site_packages:
-            folders = dict.fromkeys((paths["purelib"], paths.get("platlib", paths["purelib"])))
-            return Walk(tuple(folders), include=("*.py",), exclude=TESTS)
-        return Walk((paths["stdlib"],), include=("*.py",), exclude=TESTS + PACKAGES)

@@ -23,7 +23,6 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import WAIT_S, Files, locked, mapping_os_errors
 from rest_local.retrieval.format import SegmentEntry
 from rest_local.retrieval.home import find, holds_files
-from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Source
 from rest_local.retrieval.sources.walk import Walk
@@ -145,12 +144,12 @@ def excludable(recipe: Mapping[str, Any], name: str) -> bool:
 
 
 def relative_names(recipe: Mapping[str, Any], name: str) -> list[str]:
-    """Return a name below each of the recorded paths and repositories that contain it, to compare with globs."""
+    """Return a name below each of the recorded paths that contain it, to compare with globs."""
     return [relative for source in from_recipe(recipe) for _, relative in _places(source, name)]
 
 
 def _excluding(source: Source, names: Collection[str], globs: Sequence[str]) -> Iterator[Source]:
-    if not isinstance(source, (Walk, Git)):
+    if not isinstance(source, Walk):
         yield source
         return
     patterns: dict[str, set[str]] = {}
@@ -158,7 +157,7 @@ def _excluding(source: Source, names: Collection[str], globs: Sequence[str]) -> 
         for root, relative in _places(source, name):
             patterns.setdefault(root, set()).add("/" + _SPECIAL.sub(r"\\\1", relative))
     source = replace(source, exclude=_more(source.exclude, globs))
-    if isinstance(source, Walk) and len(source.paths) > 1 and patterns:
+    if len(source.paths) > 1 and patterns:
         # A pattern counts below every path of a walk, and the same relative name may exist below another one.
         others = tuple(path for path in source.paths if path not in patterns)
         if others:
@@ -176,10 +175,7 @@ def _more(exclude: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
 
 def _places(source: Source, name: str) -> Iterator[tuple[str, str]]:
     """Yield (recorded path, name below it) of a file in a source: several if the paths overlap."""
-    if isinstance(source, Git):
-        if name.startswith(f"{source.repository}@") and ":" in name[len(source.repository) :]:
-            yield source.repository, name[len(source.repository) :].partition(":")[2]
-    elif isinstance(source, Walk):
+    if isinstance(source, Walk):
         for path in source.paths:
             root = os.path.realpath(path)
             if name == root:

@@ -32,17 +32,15 @@ from rest_local.retrieval.building.build import (
     no_progress,
     write_segments,
 )
-from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, DocumentTokenizer, FileState, Text, counted, tokenize_documents
 from rest_local.retrieval.files import WAIT_S, Files, locked, mapping_os_errors
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
-from rest_local.retrieval.sources.walk import Python, Walk, resolved
+from rest_local.retrieval.sources.walk import Walk, resolved
 from rest_local.retrieval.staging import Staged, clear, staging
 from rest_local.retrieval.update.merging import Entries, live_states, merge, segments_without, unstated
 
@@ -180,44 +178,38 @@ def _again(job: _Job, merging: bool, attempt: Callable[[Datastore], Updated]) ->
 
 
 def _update(job: _Job, base: Datastore, only: Collection[str] | None, missing: bool) -> Updated:
-    recipe = base.manifest.recipe
-    recorded = from_recipe(recipe)
-    sources = [source for source in recorded if source.repeatable]
+    sources = [source for source in from_recipe(base.manifest.recipe) if source.repeatable]
     if not sources:
         raise DatastoreError(f"datastore {job.path}: it was not built from files, so nothing says what to look at")
     if only is not None:
-        sources = [source for source in sources if isinstance(source, (Walk, Python))]
+        sources = [source for source in sources if isinstance(source, Walk)]
         only = resolved(only, roots_of(sources))
         known = live_states(base, only)
         if folders := [path for path in only if path not in known and not os.path.lexists(path)]:
             known |= live_states(base, (), folders)
         walk = Rereading(known, unstated(base, only))
         texts = walk.texts(present(sources, {}, missing), job, only)
-        return _stored(job, base, walk, texts, recipe)
+        return _stored(job, base, walk, texts)
     roots = [os.path.realpath(path) for path in roots_of(sources)]
     below = tuple(os.path.join(root, "") for root in roots)
     # An earlier version stored no states.
     loose = {name for name in unstated(base) if name.startswith(below) or name in roots}
     walk = Rereading(live_states(base), loose)
     texts = walk.texts(present(sources, walk.known, missing), job)
-    now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
-    if now != recorded:  # a git revision means another commit by now
-        recipe = {**recipe, **recipe_of(now)}
-    return _stored(job, base, walk, texts, recipe)
+    return _stored(job, base, walk, texts)
 
 
-def _stored(job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text], recipe: Mapping[str, Any]) -> Updated:
+def _stored(job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text]) -> Updated:
     """Read `texts` and commit new ones. Known files that are not among them are gone."""
     with contextlib.ExitStack() as stack:
         documents, staged = _collected(job, base, walk, texts, stack)
         walk.gone = {name for name in {*walk.known, *walk.unstated} - walk.seen if _is_gone(name)}
         names, manifest = walk.read | walk.gone, base.manifest
-        if names or recipe != manifest.recipe:
+        if names:
             stack.enter_context(locked(base.directory, WAIT_S))
             store = base
-            if (
-                read_manifest(base.directory) != manifest
-            ):  # Another writer may have changed the same files or the recipe.
+            if read_manifest(base.directory) != manifest:
+                # Another writer may have changed the same files or the recipe.
                 store = stack.enter_context(job.open())
                 same = store.manifest.recipe == manifest.recipe
                 if not same or live_states(base, names) != live_states(store, names):
@@ -225,7 +217,7 @@ def _stored(job: _Job, base: Datastore, walk: Rereading, texts: Iterator[Text], 
             if staged and not staged.is_there():
                 raise _Moved
             entries = segments_without(store, names)
-            manifest = put(store, entries, documents, recipe, job.files, job.progress, staged)
+            manifest = put(store, entries, documents, store.manifest.recipe, job.files, job.progress, staged)
         deleted = len(walk.gone)
         return Updated(walk.added, walk.changed, deleted, walk.unchanged, walk.tokens, manifest, walk.skipped)
 
