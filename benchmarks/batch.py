@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.curves import load_curve
 from benchmarks.many import _texts
 from benchmarks.published import SETS
 from benchmarks.recorded import Recorded, load
@@ -33,7 +34,6 @@ from benchmarks.wall import Recording
 from rest_local.batch.jobs import COMPLETION, Job, in_order
 from rest_local.batch.worker import MOST_SLOTS, Worker, fitted
 from rest_local.calibration.cost import LARGEST
-from rest_local.calibration.curves import load_curve
 from rest_local.decoding.batch import PATIENT_MS, WIDTHS, best_width
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import RequestState

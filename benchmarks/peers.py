@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.curves import load_curve
 from benchmarks.recorded import Workload
 from benchmarks.replay import replay
-from rest_local.calibration.curves import load_curve
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.tree import ROOT, Draft, DraftTree

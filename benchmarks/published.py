@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bounds import compare_with_bounds
+from benchmarks.curves import load_curve
 from benchmarks.library import standard_library
 from benchmarks.peers import compare_peers
 from benchmarks.recorded import open_workload
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.curves import load_curve, shipped
+from rest_local.calibration.curves import shipped
 from rest_local.drafting.tree import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto

@@ -42,12 +42,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.curves import load_curve
 from benchmarks.library import standard_library
 from benchmarks.published import EDITS, HISTORY, SETS
 from benchmarks.recorded import Recorded, Workload, open_workload
 from benchmarks.replay import Tally, counted, replay
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.curves import load_curve, shipped
+from rest_local.calibration.curves import shipped
 from rest_local.drafting.models.drafter import CONFIDENT, Drafter, DraftText, Likely, Query, share_time
 from rest_local.drafting.sources import SourceRows, Sources
 from rest_local.llama.model import Model

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.curves import curve_file
 from benchmarks.recorded import EDITS, Recorded, open_workload
 from benchmarks.replay import MakePolicy, Predictable, begin, counted
 from benchmarks.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.curves import curve_file
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune
 from rest_local.decoding.core import Outcome, Part, Pass, RequestState

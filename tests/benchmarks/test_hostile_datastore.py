@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.curves import load_curve
 from benchmarks.recorded import Recorded
 from benchmarks.replay import replay
-from rest_local.calibration.curves import load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.policies import make_policy
 from rest_local.retrieval.building.build import build

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.curves import load_curve
 from benchmarks.recorded import Recorded, open_workload
 from benchmarks.wall import main, wall_clock
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.curves import load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError
 from rest_local.llama.model import Model

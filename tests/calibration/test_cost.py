@@ -2,14 +2,13 @@
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.curves import load_curve
 from rest_local.calibration.cost import (
     ESTIMATED,
     FEWEST,
@@ -27,9 +26,8 @@ from rest_local.calibration.cost import (
     per_token,
     to_dict,
 )
-from rest_local.calibration.curves import estimated, load_curve, shipped
+from rest_local.calibration.curves import estimated, shipped
 from rest_local.calibration.measuring import Timing
-from rest_local.errors import InputInvalid
 
 CPU = CostCurve.from_points(
     [512], list(SIZES), [[20.0, 37.2, 50.0, 48.2, 79.2, 76.0, 107.2, 98.2, 164.4, 179.0, 278.0, 362.0]]
@@ -254,40 +252,9 @@ def test_many_outliers_keep_the_variances_positive() -> None:
 # ---- Curves that are shipped ---------------------------------------------------------------------------------------
 
 
-GOOD: dict[str, Any] = {"contexts": [64, 512], "sizes": [1, 2, 4], "ms": [[10.0, 12.0, 15.0], [11.0, 13.0, 17.0]]}
-
-
-def written(tmp_path: Path, change: dict[str, Any] | str) -> str:
-    path = tmp_path / "curve.json"
-    path.write_text(change if isinstance(change, str) else json.dumps(GOOD | change))
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        ({"ms": [[10.0, 12.0, 5.0], [11.0, 13.0, 17.0]]}, "falls with its size"),
-        ({"ms": [[10.0, -12.0, 15.0], [11.0, 13.0, 17.0]]}, "positive"),
-        ({"ms": [[0.0, 12.0, 15.0], [11.0, 13.0, 17.0]]}, "positive"),
-        ({"ms": [[10.0, math.nan, 15.0], [11.0, 13.0, 17.0]]}, "positive"),
-        ({"ms": [[10.0, 12.0, 890.0], [11.0, 13.0, 17.0]]}, "one by one"),
-        ({"ms": [[10.0, 12.0, 15.0]]}, "row of times"),
-        ({"ms": [[10.0, 12.0], [11.0, 13.0]]}, "row of times"),
-        ({"ms": []}, "row of times"),
-        ({"contexts": [512, 64]}, "rise"),
-        ({"contexts": [-1, 64]}, "rise"),
-        ({"sizes": [2, 3, 4]}, "from 1 on"),
-        ({"sizes": [1, 4, 2]}, "rise"),
-        ({"sizes": [1, 2, 400]}, "64 at most"),
-        ({"sizes": "fast"}, "not a cost curve"),
-        ("{", "not a cost curve"),
-        ("[]", "not a cost curve"),
-        ("7", "not a cost curve"),
-    ],
-)
-def test_an_impossible_curve_is_refused(tmp_path: Path, change: dict[str, Any] | str, cause: str) -> None:
-    with pytest.raises(InputInvalid, match=cause):
-        load_curve(written(tmp_path, change))
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_curve_is_physical(name: str) -> None:
+    assert_physical(load_curve(name))
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -14,7 +14,7 @@ from support.examples import few
 from support.fake_backend import FakeBackend
 from support.fake_sequences import Alone, Silent
 
-from rest_local.calibration.curves import load_curve
+from benchmarks.curves import load_curve
 from rest_local.decoding import verify
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.verify import prune
