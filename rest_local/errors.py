@@ -66,6 +66,7 @@ OPTIONS = {
     "replace": "--replace",
     "rope": "--rope-scaling",
     "slots": "--slots",
+    "threads": "--threads",
 }
 
 

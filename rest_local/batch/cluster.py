@@ -63,18 +63,16 @@ class Cluster:
         address: `auto` is the cluster that this machine is a node of, host:port the same if there are several, `local`
             starts processes on this machine, which end with the batch
         replicas: None: as many as the nodes have room for now
-        cpus: CPUs and threads of a replica; None: the engine's threads, 1 with a GPU, else those of the smallest node
         gpus: GPUs of a replica, also parts of one; None: 1 if the cluster has GPUs
     """
 
     address: str
     replicas: int | None = None
-    cpus: int | None = None
     gpus: float | None = None
 
     def __post_init__(self) -> None:
         check_address(self.address)
-        for name, value, least in (("replicas", self.replicas, 1), ("cpus", self.cpus, 1), ("gpus", self.gpus, 0)):
+        for name, value, least in (("replicas", self.replicas, 1), ("gpus", self.gpus, 0)):
             if value is not None and value < least:
                 raise OptionError(f"{name} {value}: give at least {least}")
 
@@ -260,16 +258,19 @@ def _identity(config: EngineConfig) -> tuple[int, str]:
 
 
 def _share(cluster: Cluster, config: EngineConfig) -> _Share:
-    """Divide the nodes that are up among replicas. Raises ClusterFailed if no node has room for one."""
+    """Divide the nodes that are up among replicas. Raises ClusterFailed if no node has room for one.
+
+    A replica gets as many CPUs as the engine's threads, else 1 with a GPU, or those of the smallest node.
+    """
     up = nodes()
     gpus = cluster.gpus
     if gpus is None:
         gpus = 1 if config.n_gpu_layers != 0 and any(node.get("GPU", 0) >= 1 for node in up) else 0
-    cpus = cluster.cpus or config.threads
+    cpus = config.threads
     if cpus is None:
         cpus = 1 if gpus else int(min((node["CPU"] for node in up if node.get("CPU", 0) >= 1), default=1))
     room = sum(int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) / gpus if gpus else math.inf)) for node in up)
     if not room and cluster.replicas is None:
         wanted = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-        raise ClusterFailed(f"no node of the cluster has {wanted} for a replica; give fewer `cpus` or `gpus`")
+        raise ClusterFailed(f"no node of the cluster has {wanted} for a replica; give fewer `threads` or `gpus`")
     return _Share(cpus, gpus, cluster.replicas or room)

@@ -53,10 +53,6 @@ LINE_S = 60.0
 )
 @option("--replicas N", "With --ray: run N replicas of the model. Default: as many as the nodes have room for.")
 @option(
-    "--replica-cpus N",
-    "With --ray: give each replica N CPUs. Default: -t, else 1 with a GPU, else those of the smallest node.",
-)
-@option(
     "--replica-gpus X",
     "With --ray: give each replica X GPUs, or a part of one. Default: 1 if the cluster has GPUs.",
     type=click.FloatRange(min=0),
@@ -70,7 +66,6 @@ def batch(
     config: EngineConfig,
     ray: str | None,
     replicas: int | None,
-    replica_cpus: int | None,
     replica_gpus: float | None,
     as_json: bool,
 ) -> None:
@@ -82,7 +77,8 @@ def batch(
 
     The sampling options apply to requests that do not set their own.
 
-    With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
+    With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for. Each has
+    -t CPUs; without -t that is 1 with a GPU, or as many as the smallest node has.
     """
     from rest_local.batch.jobs import in_order, read_jobs, read_stream
     from rest_local.batch.output import Output, Summary, run
@@ -91,9 +87,9 @@ def batch(
     if ray is not None:
         from rest_local.batch.cluster import Cluster
 
-        cluster = Cluster(ray, replicas, replica_cpus, replica_gpus)
-    elif (replicas, replica_cpus, replica_gpus) != (None, None, None):
-        raise click.UsageError("--replicas, --replica-cpus and --replica-gpus need --ray")
+        cluster = Cluster(ray, replicas, replica_gpus)
+    elif (replicas, replica_gpus) != (None, None):
+        raise click.UsageError("--replicas and --replica-gpus need --ray")
     if output == STANDARD and as_json:
         raise click.UsageError("--json prints the summary to the standard output: give -o FILE for the answers")
     if output.is_dir():

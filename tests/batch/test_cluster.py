@@ -102,7 +102,6 @@ def test_a_cluster_that_does_not_answer_is_one_line(requests: Path, monkeypatch:
     [
         ({"address": "ray://head:10001"}, "a client outside the cluster cannot stream"),
         ({"address": "auto", "replicas": 0}, "replicas 0: give at least 1"),
-        ({"address": "auto", "cpus": 0}, "cpus 0: give at least 1"),
         ({"address": "auto", "gpus": -1}, "gpus -1: give at least 0"),
     ],
 )
@@ -135,13 +134,13 @@ LOST: dict[str, Any] = {"Alive": False, "Resources": {"CPU": 64.0}}
     [
         ([node(CPU=8.0), node(CPU=16.0), LOST], {}, {}, (8, 0, 3)),  # those of the smallest node
         ([node(CPU=8.0), node(CPU=16.0)], {}, {"threads": 4}, (4, 0, 6)),
-        ([node(CPU=8.0), node(CPU=16.0)], {"cpus": 16}, {}, (16, 0, 1)),
+        ([node(CPU=8.0), node(CPU=16.0)], {}, {"threads": 16}, (16, 0, 1)),
         ([node(CPU=8.0), node(GPU=4.0, CPU=32.0)], {}, {}, (1, 1, 4)),
         ([node(GPU=4.0, CPU=2.0)], {}, {}, (1, 1, 2)),
         ([node(GPU=2.0, CPU=32.0)], {"gpus": 0.5}, {}, (1, 0.5, 4)),
         ([node(GPU=2.0, CPU=32.0)], {}, {"n_gpu_layers": 0}, (32, 0, 1)),
-        ([node(GPU=2.0, CPU=32.0)], {"gpus": 0, "cpus": 8}, {}, (8, 0, 4)),
-        ([node(CPU=1.0)], {"replicas": 9, "cpus": 4}, {}, (4, 0, 9)),  # nodes may come
+        ([node(GPU=2.0, CPU=32.0)], {"gpus": 0}, {"threads": 8}, (8, 0, 4)),
+        ([node(CPU=1.0)], {"replicas": 9}, {"threads": 4}, (4, 0, 9)),  # nodes may come
         ([node(memory=1.0), node(CPU=4.0)], {}, {}, (4, 0, 1)),
     ],
 )
@@ -161,4 +160,4 @@ def test_a_replica_gets_its_share_of_the_nodes(
 def test_replicas_that_no_node_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: [node(CPU=8.0), LOST]))
     with pytest.raises(ClusterFailed, match="no node of the cluster has 64 CPUs for a replica; give fewer "):
-        _share(Cluster("auto", cpus=64), EngineConfig(model=demo_model()))
+        _share(Cluster("auto"), EngineConfig(model=demo_model(), threads=64))
