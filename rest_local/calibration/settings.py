@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
-from rest_local.llama import library, load_fallback, row_wise
+from rest_local.llama import library, row_wise
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, MOST_SNAPSHOTS, ModelOptions
@@ -143,15 +143,13 @@ def contexts_to_try(
     """Return the contexts that a child process tries first (`rest_local.llama.load_fallback`), for a model of unknown
     kind.
 
-    On a CPU this is only the one that will be used, unless the fidelity is `exact`: each takes about 16 plain steps. On
-    a GPU it includes those of a later exact request, because the model does not fit the GPU twice.
+    On a CPU this is only the one that will be used, unless the fidelity is `exact`: each takes about 16 plain steps.
     """
     wanted = replace(settings_for(options, n_ctx, threads, n_slots, n_cells), n_rs_seq=snapshots(options))
-    if not library.supports_gpu():
-        result = candidates(wanted, options, fidelity) or candidates(wanted, options, "fast")
-        return result if fidelity == "exact" else result[:1]
-    fast, exact = candidates(wanted, options, "fast"), candidates(wanted, options, "exact", cpu=False)
-    return list(dict.fromkeys((*exact, *fast) if fidelity == "exact" else (*fast, *exact)))
+    if library.supports_gpu():
+        return candidates(wanted, options, "exact" if fidelity == "exact" else "fast", cpu=False)
+    result = candidates(wanted, options, fidelity) or candidates(wanted, options, "fast")
+    return result if fidelity == "exact" else result[:1]
 
 
 def preferred(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
@@ -160,11 +158,3 @@ def preferred(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
     """
     settings = candidates(wanted, model.options, "fast")
     return settings if on_cpu(model) else sorted(settings, key=lambda each: not each.flash_attention)
-
-
-def usable(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
-    """Return the candidates of fast mode that work: the first, which is in use, and those of the others in which a
-    child process can compute. Raises OSError if no process can be started.
-    """
-    first, *others = preferred(model, wanted)
-    return [first, *(settings for settings in others if load_fallback.works(model, settings))]

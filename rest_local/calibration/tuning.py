@@ -1,11 +1,10 @@
 """Tuning: the chosen settings and the cost curve of a model on this machine, stored on disk.
 
 - A model and the user's settings go in; an open context with its `Tuning` comes out.
-- Fast mode takes settings by a rule, or those that `rest-local tune` found cheaper. By default a CPU takes the first
-  settings in which a few batches have the bits of plain steps, and exact mode the first in which the self-test finds no
-  difference.
-- On a new machine a few batches are timed, and the curve is estimated from them. `rest_local.decoding.decode_context`
-  measures the rest later, `tune_thoroughly` measures it at once.
+- Fast mode takes settings by a rule. By default a CPU takes the first settings in which a few batches have the bits of
+  plain steps, and exact mode the first in which the self-test finds no difference.
+- On a new machine a few batches are timed, and the curve is estimated from them. Real steps refine it, and
+  `tune_thoroughly` measures all of it.
 - The result is stored for each model file, llama.cpp, machine and number of threads. A damaged or foreign file causes a
   new measurement, never an error.
 """
@@ -44,7 +43,6 @@ from rest_local.calibration.settings import (
     on_cpu,
     preferred,
     resized,
-    usable,
 )
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Backend, Capability
@@ -235,46 +233,24 @@ def _first_curve(model: Model, context: Context, compare: bool) -> tuple[CostCur
 def tune_thoroughly(
     model: Model, wanted: ContextSettings, tuning: Tuning, report: Progress | None = None
 ) -> tuple[Tuning, Measured]:
-    """Measure all sizes at several context lengths in the cheapest of the open settings, and store the result.
+    """Measure all sizes at several context lengths, and store the result.
 
-    It replaces the present `tuning`; in exact mode only its curve is replaced. An incomplete result, or one from a busy
-    machine, does not replace it, but its curve learns from the result. Takes at least about 700 plain steps. Raises
-    ModelError, and ValueError if the clock stands still.
+    Its curve replaces that of the present `tuning`. An incomplete result, or one from a busy machine, does not replace
+    it, but the curve learns from the result. Takes at least about 700 plain steps. Raises ModelError, and ValueError if
+    the clock stands still.
     """
     wanted = for_memory_of(model, wanted)
-    is_fast = tuning.fidelity == "fast"
-    settings = usable(model, wanted) if is_fast else [resized(tuning.settings, wanted)]
-    with _cheapest(model, settings) as context:
+    with Context(model, resized(tuning.settings, wanted)) as context:
         largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
         lengths = [length for length in CONTEXTS if length + largest <= context.n_ctx] or [context.n_ctx // 2]
         probe = DecodeProbe(context, self_test_text(model, context.n_ctx), load_meter(model, context))
         result = measure(probe, lengths, largest=largest, progress=report)
-        chosen = context.settings
     if result.complete:
-        tuning = replace(tuning, settings=chosen, curve=result.curve, measured_at=time.time(), estimate="")
+        tuning = replace(tuning, curve=result.curve, measured_at=time.time(), estimate="")
     else:
         result.teach(tuning.curve)
     tuning.store()
     return tuning, result
-
-
-def _cheapest(model: Model, choices: Sequence[ContextSettings]) -> Context:
-    """Open a context in the settings with the cheapest steps of 1, 8 and 16 tokens. Raises ModelError without any."""
-    prices: list[tuple[float, ContextSettings]] = []
-    for settings in choices if len(choices) > 1 else ():
-        try:
-            context = Context(model, settings)
-        except ModelError as error:
-            log.info("%s", error)
-            continue
-        with context:
-            probe = DecodeProbe(context, self_test_text(model, context.n_ctx))
-            sizes = [n for n in (1, 8, 16) if n <= context.max_outputs]
-            length = min(CONTEXTS[1], context.n_ctx // 2)
-            timed = [min(probe(n, length).ms for _ in range(3)) * (4 if n == 1 else 1) for n in sizes]
-            prices.append((sum(timed), settings))
-    ordered = [settings for _, settings in sorted(prices, key=lambda each: each[0])]
-    return _first_that_works(model, ordered or choices)
 
 
 def _choose_exact(model: Model, wanted: ContextSettings) -> tuple[Context, dict[str, Any]]:

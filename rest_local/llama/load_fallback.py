@@ -161,15 +161,6 @@ def timeout_seconds(files: Files) -> float:
     return TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
 
 
-def works(model: Model, settings: ContextSettings) -> bool:
-    """Return True if a child process can compute with a model in these settings. Raises OSError without a child."""
-    files = check_headers(model.path)
-    failed = attempt(model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files))
-    if failed is not None:
-        log.warning("model %s: %s; these settings are not used", model.path, failed)
-    return failed is None
-
-
 def _tried(files: Files, choice: LoadChoice, wanted: Wanted, n_ctx: int | None) -> Failure | None:
     path, options = files[0][0], choice.options
     try:

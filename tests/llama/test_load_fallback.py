@@ -253,13 +253,3 @@ def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.Monke
     chosen = choose(model)
     assert chosen.options == ModelOptions(repack=False)
     assert f"crashed (SIGSEGV) while decoding 2 tokens (flash attention on, cache {SAME[0][1]})" in chosen.warning
-
-
-def test_settings_that_crash_are_not_tuned(model: Path, break_when: BreakWhen) -> None:
-    break_when(lambda task: SEGV if uses_flash(task) else "")
-    with Model.open(model) as opened:
-        plain, flash = (
-            ContextSettings(n_ctx=256, n_cells=256, flash_attention=flash, threads=1) for flash in (False, True)
-        )
-        assert load_fallback.works(opened, plain)
-        assert not load_fallback.works(opened, flash)
