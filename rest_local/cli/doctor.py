@@ -57,8 +57,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "extras": extras(),
         "backends": library.backends(),
         "gpu_offload": library.supports_gpu(),
-        "compilers": library.compilers(),
-        "matrix_units": library.matrix_units(),
+        "build": library.system_info(),
         "model": {
             "path": str(engine.model.path),
             "name": engine.model.name,
@@ -104,21 +103,18 @@ def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
     from rest_local.llama.options import Rope
 
-    drafting, units = facts["drafting"], facts["matrix_units"]
-    used, unused = (", ".join(name for name in units if units[name] is built) for built in (True, False))
+    drafting = facts["drafting"]
     self_test = dict(facts["self_test"] or {"not run": "nothing to verify with"})
     rope = {}
     if given := facts["settings"].get("rope"):
         own = vars(Rope())
         rope = {"rope": {name: value for name, value in given.items() if value != own[name]} or "the model's"}
-    compiled = "; ".join(facts["compilers"]) or "unknown: llama.cpp's library does not say"
     yield from _section("versions", facts["versions"])
     missing = {name: f"{extra['install']} ({extra['for']})" for name, extra in facts["extras"].items()}
     shown = {name: "installed" if facts["extras"][name]["installed"] else missing[name] for name in missing}
     yield from _section("extras", shown)
-    yield from _section("backends", {"built in": facts["backends"], "GPU offload": facts["gpu_offload"]})
-    cpu = {"compiled by": compiled, "matrix units used": used or "none", "not used": unused or "none"}
-    yield from _section("CPU", cpu)
+    built = {"built in": facts["backends"], "GPU offload": facts["gpu_offload"], "build": facts["build"]}
+    yield from _section("backends", built)
     yield from _section("model", facts["model"])
     why = {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
     yield from _section("drafting", why)

@@ -2,22 +2,16 @@
 
 All log lines go to the logger "rest_local.llama"; nothing is printed. The log callback is global in llama.cpp, so this
 module installs it once, when it is imported.
-
-`matrix_units` and `compilers` describe the CPU, which of its units this llama.cpp uses, and the compiler that built it.
-The CPU features come from `/proc/cpuinfo` or sysctl, the compiler from the text that it leaves in a library. If a
-platform has no such information, the result is empty.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from rest_local.errors import OptionError
 from rest_local.llama.loaded import bindings, llama_cpp
@@ -212,37 +206,3 @@ def ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncP
     function: ctypes._NamedFuncPointer = getattr(bindings._lib, name)
     function.restype, function.argtypes = result, list(arguments)
     return function
-
-
-# CPU features for matrix or dot products -> their names in `/proc/cpuinfo`, and in llama.cpp's line of features.
-UNITS = {
-    "AMX": ("amx_int8", "AMX_INT8"),
-    "AVX-512": ("avx512f", "AVX512"),
-    "AVX-512 VNNI": ("avx512_vnni", "AVX512_VNNI"),
-    "AVX-512 BF16": ("avx512_bf16", "AVX512_BF16"),
-    "AVX VNNI": ("avx_vnni", "AVX_VNNI"),
-    "SME": ("sme", "SME"),
-    "I8MM": ("i8mm", "MATMUL_INT8"),
-    "SVE": ("sve", "SVE"),
-    "DotProd": ("asimddp", "DOTPROD"),
-}
-
-
-def matrix_units() -> dict[str, bool]:
-    """Return the units of this CPU, and whether llama.cpp's build uses each. Empty without `/proc/cpuinfo`."""
-    text = ""
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    here, built = found[1].split() if found else (), set(re.findall(r"(\w+) = 1", system_info()))
-    return {name: used in built for name, (flag, used) in UNITS.items() if flag in here}
-
-
-def compilers() -> list[str]:
-    """Return the compilers of llama.cpp's CPU backend, as far as they name themselves in its library."""
-    loaded = Path(bindings._lib._name)
-    for path in (*sorted(loaded.parent.glob("libggml-cpu*.so")), loaded):
-        with suppress(OSError):
-            if found := re.findall(rb"(?:GCC: \(|clang version )[^\0]{1,200}(?=\0)", path.read_bytes()):
-                return [text.decode("utf-8", "replace").strip() for text in dict.fromkeys(found)]
-    return []
