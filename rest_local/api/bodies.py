@@ -131,7 +131,6 @@ class Extension(Body):
     origins: bool | None = None
     policy: str | None = None
     verify: str | None = None
-    context_shift: bool | None = None
     t_max_prompt_ms: Milliseconds | None = None
 
     @model_validator(mode="before")
@@ -188,7 +187,6 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    n_keep: int | None = None
     cache_prompt: bool | None = None
     t_max_predict_ms: Milliseconds | None = None
     return_progress: bool | None = None

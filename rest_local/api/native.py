@@ -12,7 +12,6 @@ from rest_local.api.bodies import InfillBody, NativeBody
 from rest_local.api.requests import (
     grammar_of,
     infill_tokens,
-    longest_prompt,
     prompt_text,
     prompts_of,
     request_of,
@@ -38,8 +37,7 @@ class NativeCompletion:
             room = max(body.n_predict or 0, 0)
             prompts = [infill_tokens(engine, body.input_prefix, body.input_suffix, extra, body.prompt, room)]
         else:
-            longest, owner = longest_prompt(engine, body), self.context.owner
-            prompts = prompts_of(engine, body.prompt, longest=longest, owner=owner)
+            prompts = prompts_of(engine, body.prompt, longest=engine.n_ctx, owner=self.context.owner)
         grammar, logprobs = grammar_of(body), body.n_probs or None
         made = partial(request_of, engine, body, logprobs=logprobs, grammar=grammar, asks=body.prompt)
         self.made = [made(prompt) for prompt in prompts]
@@ -115,7 +113,7 @@ class NativeAnswer(Answer[NativeBody]):
             "generation_settings": self._generation_settings(request),
             "prompt": prompt_text(self.engine.model.vocabulary, request.prompt) if shows_prompt else "",
             "has_new_line": "\n" in choice.text,
-            "truncated": result.truncated or is_full,
+            "truncated": is_full,
             "stop_type": "limit" if limited else "word" if result.stopping_word else "eos",
             "stopping_word": result.stopping_word,
             "tokens_cached": result.timings.cached_tokens + result.timings.prompt_tokens + len(result.tokens),
@@ -153,7 +151,6 @@ class NativeAnswer(Answer[NativeBody]):
             "max_tokens": limit,
             "seed": -1 if sampling.seed is None else sampling.seed,
             "stop": list(request.stop),
-            "n_keep": request.keep_tokens,
             "min_tokens": request.min_tokens,
             "ignore_eos": request.ignore_end,
             "n_probs": request.logprobs or 0,

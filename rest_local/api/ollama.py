@@ -44,7 +44,7 @@ from rest_local.api.bodies import (
 from rest_local.api.errors import ApiError, ollama_shape
 from rest_local.api.models import written
 from rest_local.api.openai import ChatCall, chat_logprobs
-from rest_local.api.requests import grammar_of, infill_tokens, longest_prompt, request_of
+from rest_local.api.requests import grammar_of, infill_tokens, request_of
 from rest_local.api.vectors import Embed, check_embeds, embeddings
 from rest_local.chat.tools import CallStart, Content, Delta, Reasoning
 from rest_local.decoding.engine import Engine
@@ -71,7 +71,6 @@ class Options(Body):
     """Options of an answer."""
 
     num_predict: Annotated[Whole, Field(ge=-2)] | None = None
-    num_keep: Whole | None = None
     temperature: float | None = None
     top_k: Whole | None = None
     top_p: float | None = None
@@ -108,7 +107,6 @@ class AnswerBody(NamedBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     truncate: bool | None = None
-    shift: bool | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None
     rest_local: Extension | None = None
@@ -193,14 +191,12 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
     """Return the fields of `GenerationBody` that both calls share."""
     options = body.options
     fields: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLERS}
-    fields |= {"stream": body.stream, "n_predict": options.num_predict, "n_keep": options.num_keep, "model": body.asked}
+    fields |= {"stream": body.stream, "n_predict": options.num_predict, "model": body.asked}
     if body.format == "json":
         fields["response_format"] = ResponseFormat.model_validate({"type": "json_object"})
     elif isinstance(body.format, dict):
         fields["json_schema"] = body.format
     fields |= {name: getattr(body, name) for name in ("datastore", "prompt_cache_key", "rest_local")}
-    if body.shift:
-        fields["rest_local"] = (body.rest_local or Extension()).model_copy(update={"context_shift": True})
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -327,8 +323,6 @@ class OllamaCall:
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
         self.context, self.body, self.began = context, body, began
         self.chat: ChatCall | None = None  # None if no template is used
-        if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
-            body.options.num_predict = CONTEXTS * context.engine.n_ctx
 
     def requests(self) -> list[Request]:
         engine, body = self.context.engine, self.body
@@ -351,15 +345,12 @@ class OllamaCall:
             tokens = infill_tokens(engine, body.prompt, body.suffix, answer=max(body.options.num_predict or 0, 0))
         else:
             text = body.prompt if body.raw or not body.system else f"{body.system}\n\n{body.prompt}"
-            tokens = engine.tokenize(text, most=longest_prompt(engine, self.plain))
+            tokens = engine.tokenize(text, most=engine.n_ctx)
         top = (body.top_logprobs or 0) if body.logprobs else None
         return [request_of(engine, self.plain, tokens, logprobs=top, grammar=grammar_of(self.plain), asks=text)]
 
     def answer(self, answered: Sequence[HasResult]) -> OllamaAnswer:
         return OllamaAnswer(self, answered)
-
-
-CONTEXTS = 10  # Ollama, too, lets an answer without a limit fill ten contexts and drops old text
 
 
 class OllamaAnswer(Answer[GenerationBody]):

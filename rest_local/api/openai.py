@@ -29,13 +29,11 @@ from rest_local.api.errors import ApiError
 from rest_local.api.requests import (
     grammar_of,
     infill_tokens,
-    longest_prompt,
     own_grammar,
     prompt_text,
     prompts_of,
     request_of,
     schema_of,
-    shifts_context,
     template_of,
 )
 from rest_local.chat.tools import AnswerParser, CallStart, Content, Delta, Reasoning, Tool, message_of, tools_of
@@ -72,14 +70,10 @@ class ChatCall:
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
         self.made = chat = self._chat()
-        prompt, chunks = engine.image_prompt(chat.prompt, chat.images, most=longest_prompt(engine, body), owner=owner)
+        prompt, chunks = engine.image_prompt(chat.prompt, chat.images, most=engine.n_ctx, owner=owner)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = chat.grammar() or own_grammar(body)
-        kept = 0
-        if shifts_context(engine, body) and body.n_keep is None:
-            # A context shift keeps the tools and the system prompt.
-            kept = len(engine.image_prompt(chat.beginning(), chat.images, owner=owner)[0])
-        made = partial(request_of, engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, kept=kept)
+        made = partial(request_of, engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar)
         return [made(choice=choice, asks=body.messages[-1].content) for choice in range(body.n or 1)]
 
     def answer(self, answered: Sequence[HasResult]) -> ChatAnswer:
@@ -134,8 +128,8 @@ class Completion:
             text = "echo: the log-probabilities of a prompt are not computed; leave out echo or logprobs"
             raise ApiError(400, text, code="unsupported", param="echo")
         if not body.suffix:
-            longest, owner = longest_prompt(engine, body), self.context.owner
-            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest, owner=owner)
+            owner = self.context.owner
+            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, engine.n_ctx, owner=owner)
         elif isinstance(body.prompt, str):
             self.prompts = [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
         else:

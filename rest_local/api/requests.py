@@ -41,25 +41,21 @@ def request_of(
     logprobs: int | None = None,
     grammar: Grammar | None = None,
     choice: int = 0,
-    kept: int = 0,
     asks: object = "",
 ) -> Request:
     """Make the engine's request. Raises OptionError for a value out of range.
 
     The placeholders in the prompt stand for `images`. `choice` numbers the answers to one prompt, which draw with
-    different seeds. A context shift keeps `kept` tokens of the prompt, unless the body says how many (negative: all).
+    different seeds.
     If `asks`, the prompt or the last message, is a text that asks for a next edit, the current window is the
     prediction, and decoding is greedy unless the body has a temperature or a prediction.
     """
     window = window_of(asks) if isinstance(asks, str) and not body.prediction else ""
     extension = body.rest_local or Extension()
-    shifts = shifts_context(engine, body)
-    room = _WIDE if shifts else max(engine.n_ctx - len(prompt), 0)
-    most = _WIDE if shifts else engine.n_ctx
+    room, most = max(engine.n_ctx - len(prompt), 0), engine.n_ctx
     names = ("max_completion_tokens", "max_tokens", "n_predict")
     wanted = next((value for name in names if (value := getattr(body, name, None)) is not None), -1)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    n_keep = kept if body.n_keep is None else body.n_keep
     most_ms = extension.t_max_prompt_ms
     stores = [body.datastore] if isinstance(body.datastore, str) else body.datastore
     return engine.request(
@@ -80,21 +76,9 @@ def request_of(
         verify=None if extension.verify is None else Relaxed.parse(extension.verify) or STRICT,
         datastores=None if stores is None else tuple(stores),
         keep_prefix=body.cache_prompt is not False,
-        context_shift=bool(extension.context_shift),
-        keep_tokens=len(prompt) if n_keep < 0 else min(n_keep, len(prompt)),
         prompt_seconds=most_ms / 1e3 if most_ms and most_ms > 0 else None,
         session=body.prompt_cache_key or "",
     )
-
-
-def shifts_context(engine: Engine, body: GenerationBody) -> bool:
-    """Return True if the answer goes on when the context is full."""
-    return engine.config.context_shift or bool(body.rest_local and body.rest_local.context_shift)
-
-
-def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:
-    """Return the longest possible prompt in tokens, or None if longer ones are shortened."""
-    return None if shifts_context(engine, body) else engine.n_ctx
 
 
 def _sampling(

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rest_local.api.answers import new_id
-from rest_local.api.bodies import Body, ChatBody, Extension, GenerationBody, JsonObject, Many
+from rest_local.api.bodies import Body, ChatBody, GenerationBody, JsonObject, Many
 from rest_local.api.errors import ApiError, given, text_of, wrong
 from rest_local.api.response_tools import MAX_TOOLS, SEARCH, Toolbox, ToolChoice, found_tools, known_name
 from rest_local.errors import OptionError
@@ -388,7 +388,7 @@ class TranslatedRequest:
             "tools": self.toolbox.shown,
             "top_logprobs": body.top_logprobs or 0,
             "top_p": usual.top_p if body.top_p is None else body.top_p,
-            "truncation": body.truncation or "disabled",
+            "truncation": "disabled",
             "usage": None,
             "user": body.user,
         } | fields
@@ -397,9 +397,6 @@ class TranslatedRequest:
 def _shared(body: ResponseBody) -> dict[str, Any]:
     """Return the fields of the chat that do not depend on its items."""
     fields = {name: getattr(body, name) for name in GenerationBody.model_fields if name != "stream_options"}
-    extension = body.rest_local or Extension()
-    if body.truncation == "auto":
-        fields["rest_local"] = extension.model_copy(update={"context_shift": True})
     if body.max_output_tokens is not None:
         fields["max_tokens"] = body.max_output_tokens
     wanted = body.text.format if body.text else None

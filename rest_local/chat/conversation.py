@@ -153,7 +153,6 @@ def _result() -> dict[str, Any]:
 
 Message = dict[str, Any]
 
-_PLACEHOLDER = "\ue000"  # no message begins with this private-use character
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -167,24 +166,6 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
         "For each function call, return a JSON object with function name and arguments within <tool_call></tool_call> "
         'tags:\n<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'
     )
-
-
-def fixed_beginning(
-    messages: Sequence[Mapping[str, Any]], prompt: str, render: Callable[[Sequence[Mapping[str, Any]]], str]
-) -> str:
-    """Return the part of a prompt before its first message that is not a system message.
-
-    That is the system prompt, and the tools if the template puts them in front of it. A template that puts them before
-    the last question (Mistral's) loses them in a context shift. `render` must be the function that made the prompt. It
-    is called once more with another text in that first message, so that a system prompt with the same words is not
-    mistaken for it.
-    """
-    first = next((i for i, m in enumerate(messages) if _ROLES.get(m["role"], m["role"]) != "system"), None)
-    if first is None:
-        return prompt
-    other = render([*messages[:first], {**messages[first], "content": _PLACEHOLDER}, *messages[first + 1 :]])
-    pairs = enumerate(zip(prompt, other, strict=False))
-    return prompt[: next((i for i, (mine, theirs) in pairs if mine != theirs), min(len(prompt), len(other)))]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import inputs, opening, options
-from rest_local.cli.sections import SectionedCommand, option, rare_option
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import REPEATS, json_option, line_of, say, write_text
 from rest_local.decoding.config import EngineConfig
 
@@ -32,7 +32,6 @@ UNLIMITED = 2**31 - 1  # The answer ends by itself, or when the context is full.
 @option(
     "--prediction FILE", "Text that the answer may repeat, such as the old file of an edit; - reads the standard input."
 )
-@rare_option("--keep N", "Tokens of the prompt that --context-shift keeps.", type=click.IntRange(min=0), default=0)
 @options.sampling_options
 @options.stop_option
 @options.quiet_option
@@ -44,7 +43,6 @@ def generate(
     tokens: int,
     instruct: bool,
     prediction: Path | None,
-    keep: int,
     stop: tuple[str, ...],
     quiet: bool,
     as_json: bool,
@@ -63,7 +61,6 @@ def generate(
             sampling=engine.sampling(grammar=grammar),
             stop=stop,
             prediction=predicted,
-            keep_tokens=keep,
         )
         printed = 0
         try:

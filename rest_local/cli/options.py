@@ -308,11 +308,6 @@ _ENGINE_OPTIONS = (
         callback=_read_verify,
     ),
     _engine(
-        "--context-shift/--no-context-shift",
-        "When the context is full, drop the oldest text after the system prompt instead of ending the answer.",
-        rare=True,
-    ),
-    _engine(
         "--exact/--no-exact",
         "Draft only if a self-test found no changed bit, or use the cheapest settings, in which a near-tie can differ. "
         "Default: exact on a CPU if a first test passes, else the cheapest settings.",

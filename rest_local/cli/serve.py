@@ -203,7 +203,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @option(
     "--jinja",
     "Accepted for llama-server's command lines, and always on.",
-    also="-cb --cont-batching --cache-prompt --embedding --embeddings",
+    also="-cb --cont-batching --cache-prompt --no-context-shift --embedding --embeddings",
     configurable=False,
     expose_value=False,
     hidden=True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rest_local.chat.conversation import ChatTemplate, content_text, fixed_beginning
+from rest_local.chat.conversation import ChatTemplate, content_text
 from rest_local.chat.images import take_images
 from rest_local.chat.tools import AnswerFormat, AnswerParser, Tool, message_of
 from rest_local.decoding.stream import Result
@@ -97,12 +97,6 @@ class Chat:
         if self._schema is not None:
             return self._format.schema(None if self._schema is True else self._schema, self.prompt)
         return self._format.forced(self._tools, self._choice, self.prompt, parallel=self._parallel)
-
-    def beginning(self) -> str:
-        """Return the part of the prompt before the first message that is not a system message: the tools and the system
-        prompt, which a context shift should keep. Renders the template once more.
-        """
-        return fixed_beginning(self._messages, self.prompt, self._render)
 
     def parser(self) -> AnswerParser:
         """Return what splits the text of an answer into reasoning, text and calls while it comes."""

@@ -48,7 +48,6 @@ class EngineConfig:
                       likeliest one, and so changes answers
     slots             requests that are decoded at the same time; with `exact` they take turns
     cells             tokens of memory for all slots together; None: a whole context for each
-    context_shift     where the context is full, or the prompt is longer, go on without the oldest text
     options           how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
     draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers, an
                       EAGLE-3 head or a block drafter made for this model; None: the MTP layers in the model's file, if
@@ -76,7 +75,6 @@ class EngineConfig:
     verify: Relaxed | None = None
     slots: int = 1
     cells: int | None = None
-    context_shift: bool = False
     options: ModelOptions = field(default_factory=ModelOptions)
     draft_model: str | Path | None = None
     draft_gpu_layers: int | None = None
@@ -135,7 +133,6 @@ class EngineOptions(TypedDict, total=False):
     verify: Relaxed | None
     slots: int
     cells: int | None
-    context_shift: bool
     options: ModelOptions
     draft_model: str | Path | None
     draft_gpu_layers: int | None

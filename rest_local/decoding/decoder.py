@@ -17,7 +17,6 @@ from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.following import OpenDatastores
 from rest_local.decoding.request import STRICT, Predictions, Strict
 from rest_local.decoding.results import Statistics, Totals
-from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.verify import Relaxed, Verifier
 from rest_local.drafting.sources import Sources
@@ -82,10 +81,9 @@ class Decoder:
         """
         config, model, context, n_prompt = self._config, self.model, self.context, len(request.prompt)
         policy = request.policy or config.policy
-        request = replace(request, context_shift=request.context_shift or config.context_shift)
         if not n_prompt:
             raise PromptEmpty
-        if n_prompt >= self.n_ctx and not request.context_shift:
+        if n_prompt >= self.n_ctx:
             raise PromptTooLong(n_prompt, self.n_ctx)
         if request.images and self._projector is None:
             raise OptionError(f"images: {NO_PROJECTOR_HERE}")
@@ -96,11 +94,7 @@ class Decoder:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
         self.datastores.named(request.datastores)
         relaxed = _relaxed(request.verify or config.verify, context.exact, request.sampling)
-        request = replace(
-            request,
-            prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx),
-            prediction=self.predictions.take(request.prediction),
-        )
+        request = replace(request, prediction=self.predictions.take(request.prediction))
         most = context.backend.n_ubatch
         for chunk in request.images:
             if not chunk.causal and len(chunk) > most:
@@ -115,7 +109,6 @@ class Decoder:
         if stops:
             ends = lambda token: token in stops or vocabulary.is_end(token)  # noqa: E731
         answer = Answer(Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, ends)
-        answer.result.truncated = len(request.prompt) < n_prompt
         verifier = Verifier(
             sampler,
             ends,

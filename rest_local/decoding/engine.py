@@ -179,8 +179,7 @@ class Engine(Closing):
         object that names the function to call. `parallel_tool_calls`: a forced call may be several.
         `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
         `template_variables`: further names for the template, such as `enable_thinking`.
-        All others are the fields of `Request`. A context shift keeps the tools and the system prompt, unless
-        `keep_tokens` is given.
+        All others are the fields of `Request`.
 
         Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
         """
@@ -205,8 +204,7 @@ class Engine(Closing):
         """
         given: dict[str, Any] = {**options}
         if isinstance(prompt, str):
-            shifts = self.config.context_shift or options.get("context_shift", False)
-            prompt = self.tokenize(prompt, most=None if shifts else self.n_ctx, owner="")
+            prompt = self.tokenize(prompt, most=self.n_ctx, owner="")
         if isinstance(prediction := options.get("prediction"), str):
             given["prediction"] = self.decoder.predictions.tokenize(prediction)
         if "images" in options:
@@ -228,11 +226,7 @@ class Engine(Closing):
             if sampling.grammar is not None:
                 raise OptionError("sampling: a forced tool call or json_schema is a grammar as well; give one of them")
             options["sampling"] = replace(sampling, grammar=grammar)
-        shifts = self.config.context_shift or options.get("context_shift", False)
-        if "keep_tokens" not in options and shifts:
-            options["keep_tokens"] = len(self.image_prompt(chat.beginning(), chat.images)[0])
-        most = None if shifts else self.n_ctx
-        prompt, chunks = self.image_prompt(chat.prompt, chat.images, most=most, owner="")
+        prompt, chunks = self.image_prompt(chat.prompt, chat.images, most=self.n_ctx, owner="")
         if chunks:
             options["images"] = chunks
         return self.request(prompt, **options), chat

@@ -60,8 +60,6 @@ class Request:
         verify: "strict" or `Relaxed(k, ratio)`; None for the engine's
         datastores: names of the engine's datastores to draft from, None for all
         keep_prefix: reuse what the KV cache already holds of the prompt
-        context_shift: where the context is full, drop the oldest text after the first `keep_tokens` and go on
-        keep_tokens: tokens at the beginning that a shift keeps (the system prompt)
         prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
             limits waiting for a slot and evaluating the prompt
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
@@ -89,8 +87,6 @@ class Request:
     verify: Relaxed | Strict | None = None
     datastores: tuple[str, ...] | None = None
     keep_prefix: bool = True
-    context_shift: bool = False
-    keep_tokens: int = 0
     prompt_seconds: float | None = None
     seconds: float | None = None
     session: str = ""
@@ -100,7 +96,7 @@ class Request:
     def __post_init__(self) -> None:
         if isinstance(self.verify, str) and self.verify != STRICT:
             raise OptionError(f"verify {self.verify}: give {STRICT!r} or Relaxed(k, ratio), or None for the engine's")
-        for name in ("max_tokens", "min_tokens", "keep_tokens"):
+        for name in ("max_tokens", "min_tokens"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}: give 0 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
@@ -136,8 +132,6 @@ class RequestOptions(TypedDict, total=False):
     verify: Relaxed | Strict | None
     datastores: Sequence[str] | None
     keep_prefix: bool
-    context_shift: bool
-    keep_tokens: int
     prompt_seconds: float | None
     seconds: float | None
     session: str

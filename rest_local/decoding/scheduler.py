@@ -25,13 +25,11 @@ from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import LOST
 from rest_local.kv_cache.slots import Slots
-from rest_local.llama.placeholders import is_first, whole
 from rest_local.llama.projector import Rows
 
 NO_ROOM = 1  # `llama_decode` returns it.
 RESTORING_S = 0.5  # Cells are read from disk so long before something else is looked for.
 CHARGED_PASSES = 16
-SHIFT_KEEPS = 0.5  # A shift keeps this share of the text after the kept tokens.
 
 
 class PassTimes:
@@ -116,10 +114,7 @@ class Scheduler:
         for state in list(queue.admitted):
             text = state.text
             restoring |= text.is_restoring
-            if not text.is_prefilling:
-                if text.room <= 0:
-                    self._try(state, self._shift)
-            elif text.images:
+            if text.is_prefilling and text.images:
                 self._try(state, _encode_next)
         if restoring:
             self._restore()
@@ -178,18 +173,6 @@ class Scheduler:
                     self._note_prompt(state)
             except Exception as error:
                 self._fail(state, error)
-
-    def _shift(self, state: RequestState) -> None:
-        """Go on, in a full context, with half of the text after the kept tokens, evaluated anew: right for every kind
-        of memory, and what the model would say to that text.
-        """
-        text, speculation = state.text, state.speculation
-        text.replace(shifted(text.tokens, state.request.keep_tokens, self.backend.n_ctx))
-        assert speculation.sources is not None
-        speculation.follow(speculation.sources)
-        speculation.sources.restart(text.tokens)
-        state.result.truncated = True
-        self.queue.unblock()
 
     # One forward pass
 
@@ -276,10 +259,9 @@ class Scheduler:
                         self._note_prompt(state)
                     else:
                         state.receive(outcome, begun)
-                        full = state.text.room <= 0 and not state.request.context_shift
                         if state.answer.ended:
                             self._finish(state, "stop")
-                        elif state.answer.left <= 0 or full or _is_late(state):
+                        elif state.answer.left <= 0 or state.text.room <= 0 or _is_late(state):
                             self._finish(state, "length")
                 except Exception as error:
                     self._fail(state, error)
@@ -312,21 +294,3 @@ def _is_late(state: RequestState) -> bool:
         return request.seconds is not None and answer.seconds > request.seconds
     limit = request.prompt_seconds
     return limit is not None and time.perf_counter() - state.submitted > limit
-
-
-def shifted(text: Sequence[int], keep: int, n_ctx: int) -> list[int]:
-    """Return what is left of a text that the context cannot hold: its first `keep` tokens, half a context at most, and
-    the newer of what follows, fewer than `n_ctx` tokens in all. A text that has fewer stays as it is.
-
-    What is dropped depends on positions alone, in blocks of one size. So a conversation that was shifted while it was
-    answered, and is sent again longer, is cut at the same place, and the cells hold the beginning of what is left. No
-    image is cut: it goes as a whole.
-    """
-    keep = min(keep, n_ctx // 2)
-    keep = whole(text, keep)
-    block = n_ctx + 1 - keep - max(1, int(SHIFT_KEEPS * (n_ctx - keep)))
-    blocks = max(0, -(-(len(text) - n_ctx + 1) // block))
-    cut = keep + blocks * block
-    if whole(text, cut) != cut:  # An image goes as a whole.
-        cut = next(place for place in range(cut, len(text)) if text[place] >= 0 or is_first(text[place]))
-    return [*text[:keep], *text[cut:]]

@@ -90,7 +90,6 @@ class Result:
     stopping_word: str = ""
     timings: Timings = field(default_factory=Timings)
     draft: DraftStatistics = field(default_factory=DraftStatistics)
-    truncated: bool = False  # A context shift dropped some of the text before.
     slot: int = -1  # The number of the slot that it was made in.
     n_evaluated: int = 0  # Tokens of the prompt in the cells, after its newest part.
 

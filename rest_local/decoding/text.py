@@ -2,7 +2,7 @@
 
 Contract:
 
-- `Text` owns the list of tokens: only `extend` and `replace` change it. The slot reads the same list, and its `n_past`
+- `Text` owns the list of tokens: only `extend` changes it. The slot reads the same list, and its `n_past`
   says how many of them are in the cells. The newest token is the *root*, which the next step evaluates.
 - A text waits (no slot), or is in a slot: there its prompt is restored from disk or evaluated, part by part, then its
   answer grows. It can leave the slot and enter another one; the tokens stay.
@@ -71,12 +71,6 @@ class Text:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens that the model has chosen."""
         self.tokens += tokens
-
-    def replace(self, tokens: list[int]) -> None:
-        """Go on with another, shorter text in the same slot."""
-        self.tokens, self._cuts = tokens, None
-        self.images.find(tokens)
-        self.follow()
 
     def leave(self) -> Slot | None:
         """Give the slot back."""

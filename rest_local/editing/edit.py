@@ -151,10 +151,8 @@ def changed(file: TextFile, stream: ChatStream) -> bytes:
     cut off, for one that was written without sight of the whole file, and for one without a whole file.
     """
     result = stream.result
-    if result.finish_reason != "stop" or result.truncated:
+    if result.finish_reason != "stop":
         cause = f"the answer was cut off after {len(result.tokens)} tokens"
-        if result.truncated:
-            cause = "a context shift dropped the beginning of the file"
         raise EditRefused(file.path, cause, "raise `n_ctx` or `max_tokens`, or give a smaller file")
     try:
         return file.with_text(file_in(stream.message["content"] or "", file.text))

@@ -7,12 +7,11 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import Call, FakePiece, FakeStream, Install
+from fake_cli_engine import Call, FakePiece, Install
 
 from rest_local.cli import edit as edit_module
 from rest_local.cli.edit import LARGEST_CONTEXT, with_context
@@ -237,17 +236,6 @@ def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert f"error: file {bad}: " in done.err
     assert (engine.prompts, file.read_text()) == ([], OLD)
-
-
-def test_an_answer_after_a_context_shift_is_refused(
-    chat_engine: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = FakeStream.result
-    monkeypatch.setattr(FakeStream, "result", property(lambda self: replace(whole.__get__(self), truncated=True)))
-    chat_engine(fenced(NEW))
-    done = edit(file, "make y 20", "--yes", "--context-shift")
-    assert (done.code, file.read_text()) == (1, OLD)
-    assert "a context shift dropped the beginning of the file; nothing was written" in done.err
 
 
 def test_json_is_one_line_for_each_file(chat_engine: Install, edit: Call, file: Path) -> None:

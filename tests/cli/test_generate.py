@@ -79,7 +79,6 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
                 presence_penalty=0.2, frequency_penalty=0.3, logit_bias=((15, -1.5), (16, float("-inf"))),
                 grammar=gbnf('root ::= "a"'),
             ),
-            "keep_tokens": 0,
             "prediction": "",
         }
     ]  # fmt: skip

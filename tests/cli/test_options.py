@@ -69,14 +69,14 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
 
 def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], call: Call) -> None:
     given = shlex.split(
-        "-m ~/m.gguf -d /tmp/a -d b --ctx 512 -t 2 -ngl 0 --policy off --verify relaxed:5,0.25 --context-shift"
+        "-m ~/m.gguf -d /tmp/a -d b --ctx 512 -t 2 -ngl 0 --policy off --verify relaxed:5,0.25"
         " -md d.gguf -ngld all --no-history"
     )
     assert call("generate", "x", *given).err.endswith("error: as far as here\n")
     assert asked_for == [
         EngineConfig(
             model=Path("~/m.gguf").expanduser(), datastores=("/tmp/a", "b"), follow=True, n_ctx=512,
-            threads=2, n_gpu_layers=0, policy="off", verify=Relaxed(5, 0.25), context_shift=True, draft_model="d.gguf",
+            threads=2, n_gpu_layers=0, policy="off", verify=Relaxed(5, 0.25), draft_model="d.gguf",
             draft_gpu_layers=-1,
         )
     ]  # fmt: skip

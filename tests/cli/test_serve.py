@@ -41,7 +41,7 @@ def test_loading_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_second_sigterm_ends_at_once() -> None:
     """After one, the answer would go on to its end."""
-    with process("--context-shift") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
+    with process("--ctx", "32768") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
         seen: list[str] = []
         endless = chat(8000) | {"rest_local": {"policy": "off"}}
         with client.stream("POST", "/v1/chat/completions", json=endless) as answer:

@@ -13,7 +13,7 @@ import pytest
 from support.fake_sources import always_draft
 from support.toy import demo_model
 
-from rest_local import Engine, Request, Sampling
+from rest_local import Engine, Sampling
 from rest_local.calibration.known import key_of
 from rest_local.catalog.describe import header_of
 from rest_local.decoding import opening
@@ -132,20 +132,6 @@ def test_exact_output_is_plain_output_under_every_sampler(
             assert (drafted.tokens, drafted.text) == (plain.tokens, plain.text)
             accepted += drafted.draft.accepted
         assert accepted > 100
-
-
-def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: TinyModel) -> None:
-    """It is sent again whole, and longer than the context: cut where it was cut before; the cells hold most."""
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=64, context_shift=True) as engine:
-        prompt = engine.tokenize("a = 1\nb = 2\n")
-        said = finish(engine, prompt, 90, keep_tokens=5)
-        assert said.truncated
-        whole = [*prompt, *said.tokens, *engine.tokenize("c")]
-        again = finish(engine, whole, 4, keep_tokens=5)
-        assert len(whole) > 64
-        assert again.truncated
-        assert again.timings.prompt_tokens < 8 < 25 < again.timings.cached_tokens
-        assert len(again.tokens) == 4
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
@@ -382,18 +368,6 @@ def test_a_forced_call_is_in_the_message(engine: Engine) -> None:
 def test_what_cannot_go_together_is_refused(engine: Engine, wrong: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         engine.chat(QUESTION, **wrong)  # type: ignore[arg-type]
-
-
-def test_a_context_shift_keeps_the_system_prompt(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Request] = []
-    prepare = engine.decoder.prepare
-    monkeypatch.setattr(engine.decoder, "prepare", lambda request: made.append(request) or prepare(request))  # type: ignore[func-returns-value]
-    for options in ({}, {"context_shift": True}, {"context_shift": True, "keep_tokens": 3}):
-        engine.chat([SYSTEM, *QUESTION], max_tokens=1, **options)  # type: ignore[arg-type]
-    none, kept, given = (request.keep_tokens for request in made)
-    assert (none, given) == (0, 3)
-    head = engine.chat_prompt([SYSTEM, *QUESTION]).partition("What is")[0]
-    assert kept == len(engine.tokenize(head))
 
 
 # ---- Configuration -------------------------------------------------------------------------------------------------

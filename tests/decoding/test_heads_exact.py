@@ -199,17 +199,6 @@ def test_a_prefix_is_used_again_and_shared(fast: Engine) -> None:
         long.cancel()
 
 
-def test_a_context_that_is_shifted(files: Files) -> None:
-    with opened(files, n_ctx=128, exact=True) as engine:
-        wanted = answer(engine, PROMPT, 120, policy="off", context_shift=True)
-        assert wanted.truncated
-        engine.decoder.forget()
-        with drafting(engine, 20, 6):
-            for _ in range(2):
-                assert answer(engine, PROMPT, 120, context_shift=True).tokens == wanted.tokens
-        assert answer(engine, PROMPT, 120).finish_reason == "length"
-
-
 def test_loaded_cells(files: Files, exact: Engine, tmp_path: Path) -> None:
     """What drafts has not seen that text; it goes on from there."""
     exact.decoder.forget()

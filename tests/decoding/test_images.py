@@ -15,7 +15,6 @@ from models import tiny_mmproj
 from rest_local import Engine, OptionError, PromptTooLong, Sampling, Service
 from rest_local.chat.images import part_of
 from rest_local.decoding.opening import Projector
-from rest_local.decoding.scheduler import shifted
 from rest_local.drafting.sources import Sources
 from rest_local.errors import GenerationError, ProjectorInvalid
 from rest_local.llama.context import ContextSettings
@@ -256,35 +255,13 @@ def test_no_source_drafts_an_image(policy: str, opened: Open) -> None:
     assert min(result.tokens) >= 0
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2vl"])
-def test_a_full_context_drops_images_as_a_whole(arch: str, opened: Open) -> None:
-    engine = opened(arch, n_ctx=96, context_shift=True)
-    given = prompt(engine, "abc {} def {} ghi ", 1, 2)
-    result = engine.generate(given[0], images=given[1], max_tokens=150, sampling=GREEDY, ignore_end=True).wait()
-    assert len(result.tokens) == 150
-    assert result.truncated
-    assert encoded(engine) == 2
-
-
-def test_a_prompt_that_is_too_long_is_shortened_or_refused(opened: Open) -> None:
+def test_a_prompt_that_is_too_long_is_refused(opened: Open) -> None:
     engine = opened(n_ctx=64)
     given = prompt(engine, "abc {} def {} ghi {} jkl {} x", 1, 2, 3, 4)
     with pytest.raises(PromptTooLong):
         answer(engine, given)
     with pytest.raises(PromptTooLong):
         engine.image_prompt("{}" * 9, {"{}": picture(1)}, most=64)
-    assert answer(engine, given, context_shift=True)
-
-
-def test_no_image_is_cut_by_a_shift() -> None:
-    image, other = list(ids_of(b"a", 20)), list(ids_of(b"b", 20))
-    text = [*range(10), *image, *range(10), *other, *range(10)]
-    for n_ctx in range(24, 80):
-        for keep in range(0, 40, 3):
-            left = shifted(text, keep, n_ctx)
-            assert len(left) < max(n_ctx, len(text) + 1)
-            assert all(left[begin:end] in (image, other) for begin, end in spans(left))
-            assert left[-1] == 9
 
 
 # With other settings

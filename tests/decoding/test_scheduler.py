@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.examples import few
-from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, Recurrent, logits_of, plain
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, Recurrent, logits_of
 from support.fake_sequences import (
     TREE,
     Owned,
@@ -335,25 +335,6 @@ def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int)
     sequences = [sequence_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, sequences)
     check_said(asked, sequences, 35)
-
-
-def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
-    """What is said after a shift is what plain decoding says to the shortened text."""
-    backend = FakeBackend(n_ctx=64)
-    prompt = [7, 8, 9, *([1, 2] * 10)]
-    sequence = ask(scheduler_of(backend), prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
-    if len(sequence.result.tokens) < 150:
-        assert sequence.result.finish_reason == "stop"
-    assert len(sequence.result.tokens) > 64
-    assert sequence.result.truncated
-    text, chooser, tokens = list(prompt), Draws(5), []
-    while len(tokens) < len(sequence.result.tokens):
-        if len(text) - 1 >= 64:
-            text = [*text[:3], *text[len(text) - int(0.5 * (64 - 3)) :]]
-        (token,) = plain(text, chooser, 1)
-        text.append(token)
-        tokens.append(token)
-    assert tokens == sequence.result.tokens
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_backend import END, N_VOCAB, Draws, FakeBackend
+from support.fake_backend import END, Draws, FakeBackend
 from support.fake_sequences import ask, check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
 from support.fake_sources import Keen, fortune
 from support.prices import FLAT, FixedCurve
@@ -15,7 +15,6 @@ from rest_local.decoding import scheduler as scheduling
 from rest_local.decoding.core import RequestState, Slot
 from rest_local.decoding.results import Totals
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.slots import Match
 
 SLOPE = FixedCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])  # a token of a prompt takes 1 ms
@@ -256,25 +255,6 @@ def test_a_sequence_without_a_slot_has_no_text_in_a_draft_model() -> None:
     assert sources.draft_text is text
     scheduler.cancel(sequence)
     assert sources.draft_text is None
-
-
-def test_a_context_shift_goes_on_following_the_prediction() -> None:
-    prompt = [7, 8, 9, *([1, 2] * 10)]
-    told = []
-    for expected in ([], None):
-        backend = FakeBackend(n_ctx=64)
-        sequence = sequence_of(
-            backend, prompt, 200, Draws(2), Sources([], N_VOCAB), Keen(FLAT),
-            context_shift=True, keep_tokens=3, prediction=told[0].result.tokens if expected is None else expected,
-        )  # fmt: skip
-        run(scheduler_of(backend), [sequence])
-        assert sequence.result.truncated
-        told.append(sequence)
-    without, with_it = told
-    assert with_it.result.tokens == without.result.tokens
-    n_said = len(with_it.result.tokens)
-    assert n_said == 200
-    assert with_it.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said
 
 
 class TenTokens:

@@ -80,22 +80,6 @@ def test_the_time_for_a_prompt_runs_in_the_queue_as_well(clock: Clock) -> None:
     assert not first.done
 
 
-def test_the_time_for_a_prompt_is_over_with_the_first_token(clock: Clock) -> None:
-    """A context shift evaluates text anew: that is part of the answer."""
-    backend = FakeBackend(n_ctx=64)
-    scheduler = scheduler_of(backend)
-    sequence = sequence_of(
-        backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True, keep_tokens=3, prompt_seconds=5.0
-    )
-    scheduler.submit(sequence)
-    while not sequence.result.tokens:
-        scheduler.step()
-    clock.now += 10.0
-    run(scheduler, [])
-    assert sequence.result.truncated
-    assert len(sequence.result.tokens) > 64
-
-
 def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> None:
     backend = FakeBackend(n_ctx=64, n_slots=2)
     scheduler = scheduler_of(backend)
@@ -295,21 +279,6 @@ def test_cells_that_cannot_be_cut_back_do_not_change_other_answers() -> None:
     run(scheduler_of(backend), sequences)
     check_said(asked, sequences, 60)
     assert backend.removals > 100
-
-
-def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
-    backend = FakeBackend(n_ctx=64)
-    scheduler = scheduler_of(backend)
-    sequence = sequence_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
-    scheduler.submit(sequence)
-    while not sequence.result.tokens:
-        scheduler.step()
-    statistics = sequence.statistics
-    prompt_ms = statistics.prompt_ms
-    run(scheduler, [])
-    assert sequence.result.truncated
-    assert statistics.prompt_ms == prompt_ms
-    assert 0 < statistics.again_ms < sequence.result.timings.predicted_ms
 
 
 def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:

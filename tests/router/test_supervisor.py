@@ -21,7 +21,7 @@ from tests.server.live import until
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are read from /proc")
 def test_a_crash_costs_the_requests_of_that_moment() -> None:
     """Later ones are answered by the process that is started again, with 503 until its model is loaded."""
-    with process("--no-code", "--context-shift") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
+    with process("--no-code", "--ctx", "32768") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
         (child,) = server.children()
         body = {"prompt": "def main", "n_predict": 10**6, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/completion", json=body) as answer:

@@ -187,7 +187,6 @@ LONG = "for number in range(10): print(number)\n" * 20_000
     ("path", "body"),
     [
         ("/tokenize", {"content": LONG}),
-        ("/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "prediction": {"content": LONG}}),
         ("/infill", {"input_prefix": LONG, "input_suffix": LONG}),
     ],
@@ -207,7 +206,7 @@ def test_a_disconnect_ends_tokenizing(scripted: Scripted, held: Any, path: str, 
 
 def test_a_stop_ends_tokenizing(scripted: Scripted, held: Any) -> None:
     live = scripted(drain_seconds=60)
-    with sent(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}) as client:
+    with sent(live, "/tokenize", {"content": LONG}) as client:
         assert held.inside.wait(60)
         (stop,) = live.serving.state.workers._stops
         live.serving.stop()
@@ -244,7 +243,7 @@ def test_a_thread_that_does_not_stop_cannot_keep_the_server_running(
     monkeypatch.setattr(state, "WORKERS_SECONDS", 0.5)
     monkeypatch.setattr(http, "END_SECONDS", 0)
     live = scripted(drain_seconds=1)
-    with sent(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
+    with sent(live, "/tokenize", {"content": LONG}):
         assert held.inside.wait(60)
         live.serving.stop()
         live.thread.join(20)

@@ -48,7 +48,6 @@ def test_the_time_limit_of_a_prompt_counts_only_in_rest_local(demo: Live) -> Non
 
 @pytest.mark.parametrize(("n", "full"), [(7, False), (8, True)])
 def test_an_answer_that_fills_the_context_is_truncated(scripted: Scripted, n: int, full: bool) -> None:
-    """llama-server says so, in whose words a context shift would truncate, too."""
     live = scripted(n_ctx=16, answer=None)
     asked = live.later("/completion", {"prompt": [5] * 8})
     for _ in range(n):

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def messages(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_options_reach_the_sampler(hello: Live) -> None:
-    options = {"temperature": 0.3, "top_k": 7.0, "top_p": 0.8, "min_p": 0.1, "seed": 5, "stop": "end", "num_keep": 3}
+    options = {"temperature": 0.3, "top_k": 7.0, "top_p": 0.8, "min_p": 0.1, "seed": 5, "stop": "end"}
     options |= {"repeat_penalty": 1.2, "repeat_last_n": 16, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     options |= {"num_predict": 9}
     hello.post("/api/chat", {"messages": HELLO, "options": options, "stream": False})
@@ -35,7 +34,7 @@ def test_options_reach_the_sampler(hello: Live) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.3, 7, 0.8, 0.1)
     assert (sampling.seed, sampling.repeat_penalty, sampling.repeat_last_n) == (5, 1.2, 16)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)
-    assert (request.stop, request.max_tokens, request.keep_tokens) == (("end",), 9, 3)
+    assert (request.stop, request.max_tokens) == (("end",), 9)
 
 
 def test_what_the_request_leaves_open_comes_from_the_options_of_the_server(scripted: Scripted) -> None:
@@ -57,11 +56,10 @@ def test_fields_of_this_server_alone(scripted: Scripted) -> None:
     live = scripted()
     own = {"rest_local": {"policy": "off", "verify": "relaxed"}, "datastore": []}
     for path, body in (("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "x", "raw": True})):
-        live.post(path, body | own | {"shift": True})
+        live.post(path, body | own)
     for number in (0, 1):
         request = live.service.stream(number).request
         assert (request.policy, request.verify, request.datastores) == ("off", Relaxed(), ())
-        assert request.context_shift
 
 
 def test_thinking_is_switched_by_the_names_that_templates_know() -> None:
@@ -237,12 +235,3 @@ def test_quantizations(description: str, found: str) -> None:
 
 def test_numbers_of_parameters() -> None:
     assert [counted(n) for n in (0, 999, 22_500, 15_473_152, 7_615_616_512)] == ["0", "999", "22K", "15.47M", "7.6B"]
-
-
-@pytest.mark.parametrize("wanted", [None, -1, -2])
-def test_an_answer_that_shifts_ends_after_ten_contexts(scripted: Callable[..., Live], wanted: int | None) -> None:
-    live = scripted(n_ctx=64, answer=["x"])
-    options = {} if wanted is None else {"num_predict": wanted}
-    for path, body in (("/api/generate", {"prompt": "a", "raw": True}), ("/api/generate", {"prompt": "a"})):
-        live.post(path, {"shift": True, "stream": False, "options": options, **body})
-    assert [stream.request.max_tokens for stream in live.service.streams] == [640, 640]

@@ -158,13 +158,6 @@ def test_effort_reaches_the_template() -> None:
     assert turn(USER, reasoning={"summary": "auto"}).chat.chat_template_kwargs is None
 
 
-def test_truncation_shifts_the_context() -> None:
-    extension = turn(USER, truncation="auto", rest_local={"policy": "none"}).chat.rest_local
-    assert extension is not None
-    assert (extension.context_shift, extension.policy) == (True, "none")
-    assert turn(USER, truncation="disabled").chat.rest_local is None
-
-
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.text('\\"/\n\t\u2028\U0001f600é', max_size=20)
 
 

@@ -10,7 +10,6 @@ import pytest
 from fake_service import FakeEngine, FakeService, origin
 from live import Live, Scripted, data_of, sent, served
 
-from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece, Progress
@@ -268,30 +267,11 @@ def test_a_text_of_verify_that_names_no_rule_is_refused(hello: Live) -> None:
 SYSTEM = {"role": "system", "content": "You say hi. " * 8}
 
 
-@pytest.mark.parametrize("engines", [True, False])
-def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scripted, engines: bool) -> None:
-    """Whether the request or the server sets it. The system prompt contains the user's text ("hi") too."""
-    live = scripted()
-    live.serving.state.engine.config = EngineConfig(context_shift=engines)
-    more: dict[str, Any] = {} if engines else {"rest_local": {"context_shift": True}}
-    body = {"messages": [SYSTEM, *CHAT["messages"]], **more}
-    live.post(CHAT_PATH, body)
-    live.post(CHAT_PATH, body | {"max_tokens": 5000})
-    live.post(CHAT_PATH, body | {"n_keep": 3})
-    free, limited, kept = (stream.request for stream in live.service.streams)
-    tokenize = live.serving.state.engine.tokenize
-    head = "<|im_start|>system\n" + SYSTEM["content"] + "<|im_end|>\n<|im_start|>user\n"
-    assert list(free.prompt[: free.keep_tokens]) == tokenize(head)
-    assert free.max_tokens > 10**9
-    assert limited.max_tokens == 5000
-    assert kept.keep_tokens == 3
-
-
-def test_without_a_shift_the_context_is_the_limit(hello: Live) -> None:
+def test_the_context_is_the_limit(hello: Live) -> None:
     hello.post(CHAT_PATH, CHAT | {"messages": [SYSTEM, *CHAT["messages"]]})
     hello.post(CHAT_PATH, CHAT | {"max_tokens": 5000})
     free, limited = (stream.request for stream in hello.service.streams)
-    assert (free.max_tokens, free.keep_tokens) == (512 - len(free.prompt), 0)
+    assert free.max_tokens == 512 - len(free.prompt)
     assert limited.max_tokens == 512
 
 

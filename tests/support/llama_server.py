@@ -19,7 +19,7 @@ SAME = {
     *("--port", "--host", "--threads", "--lora", "--batch-size", "--ubatch-size", "--mmproj", "--chat-template-file"),
     *("-ctk", "-ctv", "-fa"),
 }  # fmt: skip
-SWITCHES = {"--metrics", "--context-shift"}
+SWITCHES = {"--metrics"}
 DROPPED = {
     *("--hf-repo", "--hf-file", "--model-url", "--mmproj-url", "--model", "--model-draft", "--chat-template"),
     *("--temp", "--seed", "--n-predict", "--reasoning-format", "--cache-ram", "--tags", "--media-path"),
