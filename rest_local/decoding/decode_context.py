@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rest_local.calibration.measuring import ALWAYS_CHECKED, Measured, Progress
@@ -15,7 +15,6 @@ from rest_local.calibration.tuning import (
     tune,
     tune_thoroughly,
 )
-from rest_local.decoding.cells import CellStore, open_sessions
 from rest_local.decoding.core import Pass, RequestState, Slot
 from rest_local.decoding.machine_load import MachineLoad
 from rest_local.decoding.scheduler import Scheduler
@@ -24,11 +23,14 @@ from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
+from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
 from rest_local.kv_cache.cell_format import PART, made_with
+from rest_local.kv_cache.sessions import Sessions
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import others_run, release_team, wait_briefly
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
+from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
@@ -84,7 +86,7 @@ class DecodeContext:
         joined = (tiled - 1 if tiled else backend.n_batch) if joins else 0
         made, shares = made_with(model, backend.settings, self.exact), capability.shares
         part = min(PART, backend.n_swa or PART)  # Of a sliding window, llama.cpp saves only that before the last token.
-        sessions, no_sessions = open_sessions(made, sessions_limit, part, shares) if sessions_limit else (None, "")
+        sessions, no_sessions = _open_sessions(made, sessions_limit, part, shares) if sessions_limit else (None, "")
         self.scheduler: Scheduler = Scheduler(
             backend,
             capability,
@@ -95,7 +97,6 @@ class DecodeContext:
             sessions=sessions,
         )
         self.sources = SlotSources(model)
-        self.cells = CellStore(self.scheduler.slots, made, part, shares)
         told = (warning, _beyond_training(model, backend), refusal, no_sessions)
         self.warnings = [each for each in told if each]
         self.load = MachineLoad(model, backend, busy)
@@ -192,6 +193,17 @@ class DecodeContext:
                 self.drafter.close()
             self.backend.close()
             wait_briefly(False)
+
+
+def _open_sessions(made: Mapping[str, str], limit: int, part: int, shares: bool) -> tuple[Sessions | None, str]:
+    """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning.
+
+    `made`: the settings that cells on disk are from.
+    """
+    try:
+        return Sessions(CellFiles(cache_dir() / SESSIONS, made, limit, part=part), shares), ""
+    except OSError as error:
+        return None, f"no sessions are kept on disk: {error.filename}: {error.strerror}"
 
 
 def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:

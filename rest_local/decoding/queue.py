@@ -67,7 +67,7 @@ class RequestQueue:
         self._round = max(self._round, state.fair_queue_round)
         self._rounds = {client: last for client, last in self._rounds.items() if last > self._round}
         slot = self._slots.take(match)
-        slot.owner = slot.owner.passed_to(user, keep, bool(state.request.session))
+        slot.owner = slot.owner.passed_to(user, keep and state.request.session is not None, bool(state.request.session))
         state.text.enter(slot)
         self.admitted.append(state)
         return state, slot

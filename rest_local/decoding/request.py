@@ -63,7 +63,8 @@ class Request:
         prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
             limits waiting for a slot and evaluating the prompt
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
-        session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`)
+        session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`);
+            None: it is not kept there
         owner: only requests of the same owner share what the KV cache holds of this one, or have it restored from disk
         client: whose request it is: clients get equal shares of the slots, however many requests they have
 
@@ -89,7 +90,7 @@ class Request:
     keep_prefix: bool = True
     prompt_seconds: float | None = None
     seconds: float | None = None
-    session: str = ""
+    session: str | None = ""
     owner: str = ""
     client: str = ""
 
@@ -134,7 +135,7 @@ class RequestOptions(TypedDict, total=False):
     keep_prefix: bool
     prompt_seconds: float | None
     seconds: float | None
-    session: str
+    session: str | None
     owner: str
     client: str
 

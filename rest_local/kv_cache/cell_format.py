@@ -1,9 +1,9 @@
-"""The file format of KV cells: one for sessions of `chat`, sessions of `serve`, and slots that clients save by name.
+"""The file format of KV cells.
 
 A file is MAGIC and records: length (8 bytes, little-endian), SHA-256, content. The first record is JSON (`Head`): the
 tokens, what the cells were computed with, and what records follow:
 
-- `parts`: the states of PART tokens each (`cell_states.part_of`), and of the rest.
+- `parts`: the state of PART tokens (`cell_states.part_of`), or of the rest of a text.
 - `states`: the whole state, then checkpoints before it (`cell_states.states_of`), where memory cannot be cut back, and
   where the beginning of the text has left a sliding window. `marks` says how many tokens each has.
 
@@ -112,13 +112,6 @@ class Reader(Closing):
         except BaseException:
             self._file.close()
             raise
-
-    def check(self, made: Mapping[str, str], n_ctx: int) -> None:
-        """Raise Unusable if the cells were computed with something else, or do not fit the context."""
-        if differs := next((what for what in made if self.head.made_with.get(what) != made[what]), None):
-            raise Unusable(f"it is of {differs}")
-        if not 0 < len(self.head.tokens) < n_ctx:
-            raise Unusable(f"its {len(self.head.tokens)} tokens do not fit the context")
 
     def records(self) -> Iterator[bytes]:
         """Yield the records after the first, each once it was checked."""

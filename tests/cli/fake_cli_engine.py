@@ -136,18 +136,10 @@ class FakeEngine:
         self.messages.append([dict(message) for message in messages])
         return self.generate(self.chat_prompt(messages), **arguments)
 
-    def save_cells(self, path: Any) -> bool:
-        path.write_text("cells")
-        return True
-
-    def load_cells(self, path: Any) -> int:
-        return 7 if path.exists() else 0
-
     @property
     def decoder(self) -> Any:
         tuning = SimpleNamespace(curve=self.cost_curve, self_test=self.self_test, state=lambda: self.calibration)
-        cells = SimpleNamespace(save=self.save_cells, load=self.load_cells)
-        context = SimpleNamespace(capability=self.capability, compare=self.compare, tuning=tuning, cells=cells)
+        context = SimpleNamespace(capability=self.capability, compare=self.compare, tuning=tuning)
         return SimpleNamespace(context=context, generates=True)
 
     def statistics(self) -> dict[str, Any]:

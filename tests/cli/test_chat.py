@@ -69,7 +69,6 @@ def test_an_interrupt_prints_and_keeps_what_came_and_is_130(chat_engine: Install
     assert (done.code, done.out) == (130, "Hel\n")
     kept = json.loads((tmp_path / "data" / "sessions" / "work.json").read_text())
     assert [message["content"] for message in kept["messages"]] == ["hi", "Hel"]
-    assert (tmp_path / "data" / "sessions" / "work.cells").exists()
 
 
 LOOP = [FakePiece("la ", (5, 6), ("target", "target"))] * 200

@@ -42,12 +42,11 @@ Files = tuple[Path, Path | None]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Test exact answers with all that drafts, and the rest with each kind of model and file once, or some of them."""
-    model, inside, hybrid, eagle, block = COVERING
+    model, inside, hybrid, eagle, _ = COVERING
     kinds = {
         test_exact_answers_are_those_of_the_model_alone: DRAFTERS,
         test_fast_answers_differ_at_near_ties_only: (hybrid, eagle),
         test_a_prefix_is_used_again_and_shared: (model, inside, eagle, "dflash"),
-        test_loaded_cells: (inside, hybrid, block),
         test_requests_cancelled_at_any_time: (model, hybrid, "dspark"),
         test_an_interrupt_at_every_decode: (model, hybrid, eagle, "dflash"),
         test_relaxed_verification_accepts_drafts_of_heads: (inside, eagle),
@@ -197,20 +196,6 @@ def test_a_prefix_is_used_again_and_shared(fast: Engine) -> None:
                 assert stream.result.timings.cached_tokens > 100
                 assert stream.result.draft.by_source["model"].drafted > 0
         long.cancel()
-
-
-def test_loaded_cells(files: Files, exact: Engine, tmp_path: Path) -> None:
-    """What drafts has not seen that text; it goes on from there."""
-    exact.decoder.forget()
-    turn = [*exact.tokenize(PROMPT), *answer(exact, PROMPT, 8).tokens, *exact.tokenize("\nx = 1\n")]
-    assert exact.decoder.context.cells.save(tmp_path / "cells")
-    wanted = answer(exact, turn, policy="off").tokens
-    with opened(files, exact=True) as engine:
-        assert engine.decoder.context.cells.load(tmp_path / "cells")
-        with drafting(engine, 10):
-            result = answer(engine, turn)
-        assert result.tokens == wanted
-        assert result.timings.cached_tokens > 0
 
 
 def test_requests_cancelled_at_any_time(exact: Engine) -> None:

@@ -225,17 +225,6 @@ def test_an_image_is_shared_with_another_slot(opened: Open) -> None:
     assert sum(each.result.timings.cached_tokens for each in done) >= len(given[0]) - 2
 
 
-def test_cells_of_a_text_with_images_are_saved_and_loaded(opened: Open, tmp_path: Path) -> None:
-    engine = opened("qwen2vl")
-    given = prompt(engine, "abc {} what? ", 1)
-    expected = answer(engine, given)
-    assert engine.decoder.context.cells.save(tmp_path / "cells")
-    later = opened("qwen2vl")
-    assert later.decoder.context.cells.load(tmp_path / "cells") >= len(given[0])
-    assert answer(later, prompt(later, "abc {} what? ", 1)) == expected
-    assert encoded(later) == 0
-
-
 def test_the_history_gets_text_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, written = opened(), list[int]()
     monkeypatch.setattr(engine.decoder, "_history", SimpleNamespace(add=written.extend))

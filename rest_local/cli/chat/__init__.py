@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from rest_local.cli.chat.talk import Talk
     from rest_local.decoding.engine import Engine
     from rest_local.grammar.grammar import Grammar
+
+CELL_BYTES = 8 << 30  # The disk for KV cells of all models, as by default in `serve`.
 
 
 @click.command(cls=SectionedCommand)
@@ -79,6 +82,8 @@ def chat(
         named = None if session is None else stack.enter_context(NamedSession(session))
         kept = None if named is None else named.read()  # Report a damaged session before the model is loaded.
         settings = TalkOptions({"grammar": grammar}, tokens, stop)
+        if named is not None or asked is None:  # A conversation without a name may get one.
+            config = replace(config, sessions=CELL_BYTES)
         engine = _open(config, template, live)
         talk = stack.enter_context(Talk(engine, settings, as_json=as_json, quiet=quiet, interactive=asked is None))
         if named is not None and kept is not None:

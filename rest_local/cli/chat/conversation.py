@@ -3,10 +3,9 @@
 Messages are in OpenAI's form, so they go to `Engine.chat` and into a session file as they are. A session NAME has
 
 - `NAME.json`, written whole after each answer: the format, the model's name, the system message, the messages.
-- `NAME.cells`, the KV cache when the session was left (`CellStore.save`). If it is deleted, the conversation is
-  evaluated again.
 - `NAME.lock`, which the one process that has the session open has locked.
 
+Its KV cells are kept like those of a server (`kv_cache.sessions`).
 A damaged JSON file is refused, because going on would overwrite it. The module knows no engine and no terminal.
 """
 
@@ -124,8 +123,8 @@ def forget_sessions() -> None:
 
     for name in {*_names("*.json"), *_names("*.cells")}:
         with NamedSession(name) as session:
-            for path in (session.path, session.cells):
-                path.unlink(missing_ok=True)
+            session.path.unlink(missing_ok=True)
+            session.path.with_suffix(".cells").unlink(missing_ok=True)  # An early build kept the KV cells there.
     delete_unfinished(_home())
 
 
@@ -146,7 +145,6 @@ class NamedSession(Closing):
             raise OptionError(f"session {name!r}: give a name of letters, digits, '-', '_' and '.'")
         self.name = name
         self.path = _home() / f"{name}.json"
-        self.cells = self.path.with_suffix(".cells")
         self._lock = FileLock(self.path.with_suffix(".lock"), timeout=0)
         try:
             self._lock.acquire()

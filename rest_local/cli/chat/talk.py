@@ -58,7 +58,6 @@ class Talk(Closing):
         self.session: NamedSession | None = None
         self.interactive = interactive
         self._as_json, self._quiet = as_json, quiet
-        self._cells_are_new = False  # True if the session's file does not have them yet.
         self._n_cached = 0  # The KV cache holds so many characters of the conversation.
 
     # Answers
@@ -103,6 +102,7 @@ class Talk(Closing):
                     max_tokens=UNLIMITED if self.settings.tokens < 0 else self.settings.tokens,
                     sampling=self.engine.sampling(**self.settings.sampling),
                     stop=self.settings.stop,
+                    session=self.session.name if self.session else None,
                 )
             except BaseException as error:
                 display.finish([])
@@ -138,7 +138,7 @@ class Talk(Closing):
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.messages.append(message)
-        self._cells_are_new, self._n_cached = True, self._n_characters()
+        self._n_cached = self._n_characters()
         self.write()
         if self._as_json:
             return
@@ -157,17 +157,14 @@ class Talk(Closing):
         self.session, self.conversation = session, conversation
         if not conversation.messages:
             return
-        n_cells = self.engine.decoder.context.cells.load(session.cells)
-        self._n_cached = self._n_characters() if n_cells else 0
+        self._n_cached = 0
         if self.interactive and not self._as_json:
-            kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
-            note(f"session {session.name}: {counted(len(conversation.messages), 'message')}{kept}")
+            note(f"session {session.name}: {counted(len(conversation.messages), 'message')}")
 
     def save_as(self, session: NamedSession) -> None:
         """Keep the conversation under another name from now on, in place of the one there."""
         self.leave_session()
         self.session = session
-        self._cells_are_new = True
         self.write()
 
     def write(self) -> None:
@@ -175,15 +172,9 @@ class Talk(Closing):
             self.session.write(self.conversation, self.engine.model.name)
 
     def leave_session(self) -> None:
-        """Keep the KV cache, and let other processes have the session."""
+        """Let other processes have the session."""
         session, self.session = self.session, None
-        if session is None:
-            return
-        try:
-            if self._cells_are_new and self.conversation.messages:
-                self.engine.decoder.context.cells.save(session.cells)
-                self._cells_are_new = False
-        finally:
+        if session is not None:
             session.close()
 
     def close(self) -> None:
