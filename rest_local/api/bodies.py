@@ -124,14 +124,12 @@ class LarkGrammar(Body):
 class Extension(Body):
     """The object `rest_local`, with the fields that only this server has.
 
-    `origins` sends the source of each token. With `t_max_prompt_ms` the answer is empty if its prompt takes longer.
-    llama-server ignores that name outside of this object, and llama.vim, which sends it, would keep the empty answer.
+    `origins` sends the source of each token.
     """
 
     origins: bool | None = None
     policy: str | None = None
     verify: str | None = None
-    t_max_prompt_ms: Milliseconds | None = None
 
     @model_validator(mode="before")
     @classmethod

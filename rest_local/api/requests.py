@@ -56,7 +56,6 @@ def request_of(
     names = ("max_completion_tokens", "max_tokens", "n_predict")
     wanted = next((value for name in names if (value := getattr(body, name, None)) is not None), -1)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    most_ms = extension.t_max_prompt_ms
     stores = [body.datastore] if isinstance(body.datastore, str) else body.datastore
     return engine.request(
         prompt,
@@ -76,7 +75,6 @@ def request_of(
         verify=None if extension.verify is None else Relaxed.parse(extension.verify) or STRICT,
         datastores=None if stores is None else tuple(stores),
         keep_prefix=body.cache_prompt is not False,
-        prompt_seconds=most_ms / 1e3 if most_ms and most_ms > 0 else None,
         session=body.prompt_cache_key or "",
     )
 

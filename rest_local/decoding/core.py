@@ -61,7 +61,6 @@ class RequestState:
         self.text = Text(request, encode, is_control)
         self.speculation = Speculation(self.text, policy, verifier, answer.statistics, decode)
         self.outbox = Outbox(wake)
-        self.submitted = time.perf_counter()
         self.fair_queue_round = 0
         self.undelivered: StepResult | None = None  # The newest step, until its text is read.
         self.done = False

@@ -60,9 +60,6 @@ class Request:
         verify: "strict" or `Relaxed(k, ratio)`; None for the engine's
         datastores: names of the engine's datastores to draft from, None for all
         keep_prefix: reuse what the KV cache already holds of the prompt
-        prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
-            limits waiting for a slot and evaluating the prompt
-        seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
         session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`);
             None: it is not kept there
         owner: only requests of the same owner share what the KV cache holds of this one, or have it restored from disk
@@ -88,8 +85,6 @@ class Request:
     verify: Relaxed | Strict | None = None
     datastores: tuple[str, ...] | None = None
     keep_prefix: bool = True
-    prompt_seconds: float | None = None
-    seconds: float | None = None
     session: str | None = ""
     owner: str = ""
     client: str = ""
@@ -108,10 +103,6 @@ class Request:
                 raise OptionError("images: the prompt holds ids of an image that is not among them")
             if self.prompt and self.prompt[-1] < 0:
                 raise OptionError("images: text has to follow the last image of a prompt")
-        for name in ("prompt_seconds", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise OptionError(f"{name} is {value}: give a positive number")
 
 
 class RequestOptions(TypedDict, total=False):
@@ -133,8 +124,6 @@ class RequestOptions(TypedDict, total=False):
     verify: Relaxed | Strict | None
     datastores: Sequence[str] | None
     keep_prefix: bool
-    prompt_seconds: float | None
-    seconds: float | None
     session: str | None
     owner: str
     client: str

@@ -105,9 +105,6 @@ class Scheduler:
         """Admit the requests that can be admitted, and do one forward pass; None where all wait for images."""
         self.times.begin_step()
         queue = self.queue
-        for state in queue:
-            if _is_late(state):
-                self._finish(state, "length")
         while (found := queue.admit()) is not None:
             self._try(found[0], self._start)
         restoring = False
@@ -261,7 +258,7 @@ class Scheduler:
                         state.receive(outcome, begun)
                         if state.answer.ended:
                             self._finish(state, "stop")
-                        elif state.answer.left <= 0 or state.text.room <= 0 or _is_late(state):
+                        elif state.answer.left <= 0 or state.text.room <= 0:
                             self._finish(state, "length")
                 except Exception as error:
                     self._fail(state, error)
@@ -285,12 +282,3 @@ def _encode_next(state: RequestState) -> None:
     text = state.text
     wanted = lambda: not (state.done or state.left)  # noqa: E731
     state.statistics.prompt_ms += text.images.look_ahead(text.slot.n_past, wanted)
-
-
-def _is_late(state: RequestState) -> bool:
-    """Return True if its time is over: `prompt_seconds` before the first token, `seconds` after it."""
-    request, answer = state.request, state.answer
-    if answer.begun:
-        return request.seconds is not None and answer.seconds > request.seconds
-    limit = request.prompt_seconds
-    return limit is not None and time.perf_counter() - state.submitted > limit

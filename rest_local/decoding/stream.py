@@ -233,11 +233,6 @@ class Answer:
         """Return True if the first step of the answer was done."""
         return self._begun is not None
 
-    @property
-    def seconds(self) -> float:
-        """Return the seconds since the first step of the answer began."""
-        return 0.0 if self._begun is None else time.perf_counter() - self._begun
-
     def receive(self, tokens: Sequence[int], begun: float) -> None:
         """Count the tokens of a step that began at `begun` (`time.perf_counter`): how many the answer has `left`, and
         whether it is `ended`. Looks at text only where there are stop strings; `take` does the rest.

@@ -13,7 +13,7 @@ from support.fake_sequences import Alone, Silent
 from support.prices import FLAT
 from support.spelling import twin_of
 
-from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows, grammar_cell
+from rest_local.drafting.sources import grammar_cell
 from rest_local.drafting.tree import Draft
 from rest_local.grammar import Grammar, gbnf, json_schema, lark
 from rest_local.grammar.constraint import CERTAIN, Constraint, ForcedText
@@ -23,7 +23,6 @@ from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepContext
-from rest_local.retrieval.rows import Rows
 
 TREE, CHAIN, PLAIN = Capability("tree", "fake"), Capability("chain", "fake"), Capability("none", "plain")
 FIELDS = {
@@ -90,38 +89,6 @@ def generate(
 
 def answer_of(task: Alone) -> list[int]:
     return task.sequence.text.tokens[3:]
-
-
-class Babble(Silent):
-    """Rows of characters and words that the grammars hold, in any order."""
-
-    def __init__(self, vocabulary: Vocabulary, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._tokens = vocabulary.tokenize('{"width": 12, "ready": true, "number-a": 7}<call>').tolist()
-
-    def rows(self, *_: object, **__: object) -> list[SourceRows]:
-        table = self._rng.choice(self._tokens, (6, 5)).astype(np.int32)
-        match = np.full(6, 30, np.int32)
-        return [SourceRows(SOURCE_NUMBER["context"], Rows(table, match, np.arange(6)))]
-
-
-@pytest.mark.parametrize(("name", "temperature"), [("schema", 0.0), *((name, 1.1) for name in GRAMMARS)])
-@few(2)
-@given(seed=st.integers(0, 2**31))
-def test_drafted_is_plain(vocabulary: Vocabulary, name: str, temperature: float, seed: int) -> None:
-    """Greedy and seeded, in trees and chains, alone and below what other sources draft; the model of the fake splits
-    text as it likes."""
-    sampling = Sampling(grammar=GRAMMARS[name], temperature=temperature, seed=seed)
-    plain = generate(vocabulary, sampling, PLAIN, seed=seed)
-    assert plain.statistics.drafted == 0
-    for kind in (TREE, CHAIN):
-        alone = generate(vocabulary, sampling, kind, seed=seed)
-        assert answer_of(alone) == answer_of(plain)
-        assert set(alone.statistics.by_source) <= {"grammar"}
-        policy = Blind()
-        policy.looks_up = lambda at, repeats: True  # type: ignore[method-assign]
-        among = generate(vocabulary, sampling, kind, policy, seed, sources=Babble(vocabulary, seed))
-        assert answer_of(among) == answer_of(plain)
 
 
 def test_forced_text_saves_passes_and_is_counted_as_a_source(vocabulary: Vocabulary) -> None:

@@ -162,14 +162,6 @@ def test_after_an_image_whose_request_is_cancelled_passes_teach_what_they_cost_a
     engine.decoder.cancel(other)
 
 
-def test_a_limit_of_time_ends_a_request_that_waits_for_its_image(opened: Open, held: Held) -> None:
-    engine = opened()
-    tokens, images = prompt(engine, "what is {}? ", 1)
-    result = engine.generate(tokens, images=images, max_tokens=5, prompt_seconds=0.2).wait()
-    held.go_on.set()
-    assert (result.tokens, result.finish_reason) == ([], "length")
-
-
 def test_an_image_that_cannot_be_encoded_ends_its_request_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(slots=2)
     given = prompt(engine, "what is {}? ", 1)

@@ -1,12 +1,11 @@
 """What goes wrong with one of many, or takes too long, over the fake backend: the others get their answers."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy, Recurrent
+from support.fake_backend import N_VOCAB, FakeBackend, Greedy, Recurrent
 from support.fake_sequences import ask, check_cells, check_said, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
 from support.prices import FLAT
@@ -44,58 +43,6 @@ def test_more_slots_than_a_batch_has_places_wait_for_each_other(n_batch: int) ->
     sequences = [sequence_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler_of(backend), sequences)
     check_said(asked, sequences, 10)
-
-
-class Clock:
-    """The scheduler's `time`, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = time.perf_counter()
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
-    monkeypatch.setattr("rest_local.decoding.stream.time", clock)
-    return clock
-
-
-def test_the_time_for_a_prompt_runs_in_the_queue_as_well(clock: Clock) -> None:
-    backend = FakeBackend(n_slots=1)
-    scheduler = scheduler_of(backend)
-    first = sequence_of(backend, [1, 2], 30)
-    late = sequence_of(backend, [3, 4], 30, prompt_seconds=5.0)
-    scheduler.submit(first)
-    scheduler.submit(late)
-    scheduler.step()
-    assert not late.done
-    clock.now += 10.0
-    scheduler.step()
-    assert late.done
-    assert (late.result.finish_reason, late.result.tokens) == ("length", [])
-    assert not first.done
-
-
-def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> None:
-    backend = FakeBackend(n_ctx=64, n_slots=2)
-    scheduler = scheduler_of(backend)
-    old = sequence_of(backend, [1] * 20, 60, Draws(3))
-    young = sequence_of(backend, [2] * 20, 60, Draws(4), seconds=5.0)
-    scheduler.submit(old)
-    scheduler.submit(young)
-    while young not in scheduler.queue.waiting or not young.result.tokens:
-        scheduler.step()
-        assert not young.done
-    n_said = len(young.result.tokens)
-    clock.now += 10.0
-    scheduler.step()
-    assert young.done
-    assert (young.result.finish_reason, len(young.result.tokens)) == ("length", n_said)
-    assert not old.done
 
 
 def test_idle_slots_go_before_drafts_do() -> None:
