@@ -5,22 +5,21 @@ any sampler; natural logarithms out. With drafting, the row of a verified node i
 settings to the bit), and so the results are the same.
 
 `entropy_of` gives the Shannon entropy of the distribution that the row describes: float32 logits in, nats out,
-0..log(n). -inf is a token that cannot come; a row without a finite greatest logit counts as uniform. The buffers of a
-thread are kept for its next row: fresh ones take longer to map than to fill. One exponential and two dot products: 0.1
-ms for 152 000 logits, twice that where the logits have to be shifted first.
-
+0..log(n). -inf is a token that cannot come; a row without a finite greatest logit counts as uniform. 0.3 ms for 152 000
+logits.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 64
+# Lower logits, next to the greatest, are raised: float32 is slow further down, and 1e6 such tokens have no weight.
+LEAST = np.float32(-80.0)
 
 
 @dataclass(frozen=True)
@@ -66,41 +65,13 @@ def _likeliest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return among[np.lexsort((among, -row[among]))][:count]
 
 
-# Lower logits, next to the greatest, are raised: float32 is slow further down, and 1e6 such tokens have no weight.
-LEAST = -80.0
-# Within these sums of weights, float32 holds the sums and the products in full.
-LEAST_SUM, MOST_SUM = 1e-25, 1e30
-
-
-class _Buffers(threading.local):
-    def __init__(self) -> None:
-        self.weight: NDArray[np.float32] = np.empty(0, np.float32)
-        self.ones: NDArray[np.float32] = np.empty(0, np.float32)
-
-
-_buffers = _Buffers()
-
-
 def entropy_of(logits: NDArray[np.float32]) -> float:
-    """Return log z - sum(logit e^logit) / z, z = sum e^logit, within 1e-4 nats. `logits` is only read."""
-    if len(_buffers.weight) != len(logits):
-        _buffers.weight, _buffers.ones = np.empty(len(logits), np.float32), np.ones(len(logits), np.float32)
-    weight = _buffers.weight
-    with np.errstate(all="ignore"):  # Overflow shows in the sums.
-        np.exp(logits, out=weight)
-        total, moment = float(np.dot(weight, _buffers.ones)), float(np.dot(weight, logits))
-    if not (LEAST_SUM < total < MOST_SUM and math.isfinite(moment)):
-        return _shifted(logits, weight)
-    return max(0.0, math.log(total) - moment / total)
-
-
-def _shifted(logits: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
-    """Return the same with d = logit - greatest: for logits of any size, and tokens that cannot come."""
-    greatest = float(logits.max())
-    if not math.isfinite(greatest):
+    """Return log z - sum(d e^d) / z, with d = logit - greatest logit and z = sum e^d, within 1e-4 nats."""
+    greatest = logits.max()
+    if not np.isfinite(greatest):
         return math.log(len(logits))
     with np.errstate(over="ignore"):  # -inf is what it should be
-        below = np.maximum(logits - np.float32(greatest), np.float32(LEAST))
-    np.exp(below, out=weight)
-    total = float(np.dot(weight, _buffers.ones))
+        below = np.maximum(logits - greatest, LEAST)
+    weight = np.exp(below)
+    total = float(weight.sum(dtype=np.float64))
     return max(0.0, math.log(total) - float(np.dot(below, weight)) / total)

@@ -55,8 +55,6 @@ class Speculation:
         self._decode = decode
         self._at = StepContext(0, 0, 0)
         self._entropies: tuple[float, ...] = ()
-        # A buffer: a fresh one takes longer to map than to fill.
-        self._newest_row: NDArray[np.float32] | None = None
 
     def follow(self, sources: Lookup) -> None:
         """Draft from these sources for the text in its slot; after images a drafting model cannot follow it."""
@@ -185,20 +183,12 @@ class Speculation:
     def _rows_to_finish(
         self, logits: NDArray[np.float32], visited: Sequence[int], overlaps: bool
     ) -> list[NDArray[np.float32]]:
-        """Return the rows that `finish` reads: of every token for log-probabilities; of the newest NEWEST for
-        entropies, or of the newest alone where it has to be copied (0.05 ms for 152k floats).
+        """Return the rows that `finish` reads: of every token for log-probabilities, of the newest NEWEST for
+        entropies. They are copies where the next decode comes before.
         """
-        if self.verifier.n_logprobs is not None:
-            rows = [logits[place] for place in visited]
-            return [row.copy() for row in rows] if overlaps else rows
-        if not self.policy.watches_entropy:
-            return []
-        if not overlaps:
-            return [logits[place] for place in visited[-NEWEST:]]
-        if self._newest_row is None:
-            self._newest_row = np.empty(logits.shape[1], np.float32)
-        np.copyto(self._newest_row, logits[visited[-1]])
-        return [self._newest_row]
+        if self.verifier.n_logprobs is None:
+            visited = visited[-NEWEST:] if self.policy.watches_entropy else ()
+        return [logits[place].copy() if overlaps else logits[place] for place in visited]
 
     def finish(self, result: StepResult) -> Piece:
         """Do the part of a step that no pass has to wait for, and return its tokens with all that is told of them. The
