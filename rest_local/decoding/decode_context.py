@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rest_local.calibration.measuring import ALWAYS_CHECKED, Measured, Progress
@@ -24,7 +24,7 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
 from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
-from rest_local.kv_cache.cell_format import PART, made_with
+from rest_local.kv_cache.cell_format import PART, fingerprint_of
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import others_run, release_team, wait_briefly
@@ -84,9 +84,11 @@ class DecodeContext:
         # have other bits, in 5 of 12.
         tiled, joins = backend.shortcuts.tiled, tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
         joined = (tiled - 1 if tiled else backend.n_batch) if joins else 0
-        made, shares = made_with(model, backend.settings, self.exact), capability.shares
+        fingerprint, shares = fingerprint_of(model, backend.settings, self.exact), capability.shares
         part = min(PART, backend.n_swa or PART)  # Of a sliding window, llama.cpp saves only that before the last token.
-        sessions, no_sessions = _open_sessions(made, sessions_limit, part, shares) if sessions_limit else (None, "")
+        sessions, no_sessions = (
+            _open_sessions(fingerprint, sessions_limit, part, shares) if sessions_limit else (None, "")
+        )
         self.scheduler: Scheduler = Scheduler(
             backend,
             capability,
@@ -195,13 +197,10 @@ class DecodeContext:
             wait_briefly(False)
 
 
-def _open_sessions(made: Mapping[str, str], limit: int, part: int, shares: bool) -> tuple[Sessions | None, str]:
-    """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning.
-
-    `made`: the settings that cells on disk are from.
-    """
+def _open_sessions(fingerprint: str, limit: int, part: int, shares: bool) -> tuple[Sessions | None, str]:
+    """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning."""
     try:
-        return Sessions(CellFiles(cache_dir() / SESSIONS, made, limit, part=part), shares), ""
+        return Sessions(CellFiles(cache_dir() / SESSIONS, fingerprint, limit, part=part), shares), ""
     except OSError as error:
         return None, f"no sessions are kept on disk: {error.filename}: {error.strerror}"
 

@@ -21,7 +21,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rest_local.kv_cache.cell_format import PART, SUFFIX, Head, Reader, Unusable, size_of, write
+from rest_local.kv_cache.cell_format import PART, SUFFIX, Head, Unusable, read, size_of, write
 from rest_local.paths import delete_unfinished
 
 log = logging.getLogger("rest_local.sessions")
@@ -55,11 +55,15 @@ class Names(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The content of a file, and its bytes in all."""
+    """The content of a file."""
 
     head: Head
     records: Sequence[bytes]
-    size: int
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return size_of(self.head, self.records)
 
 
 class CellFolder:
@@ -205,7 +209,7 @@ class WriteQueue:
             try:
                 self._folder.make_room(cells.size)
                 self._folder.make()
-                write(self._path(name), cells.head, cells.records, name)
+                write(self._path(name), name, cells.head, cells.records)
                 os.utime(self._path(name), (used, used))
             except OSError as error:
                 self._paused_until = time.monotonic() + PAUSE_S
@@ -243,17 +247,15 @@ class WriteQueue:
 
 
 class CellFiles:
-    """The files of one context. `home`: the folder of all; `made`: what the cells are computed with; `limit`: bytes;
-    `part`: tokens of a part.
+    """The files of one context. `home`: the folder of all; `fingerprint`: of what the cells are computed with;
+    `limit`: bytes; `part`: tokens of a part.
 
     Any thread, except `put`: one thread. Raises OSError where the folder cannot be made.
     """
 
-    def __init__(self, home: Path, made: Mapping[str, str], limit: int, *, part: int = PART) -> None:
-        self.made, self.part = made, part
-        fingerprint = "\0".join(f"{what}={made[what]}" for what in sorted(made))
-        self._fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
-        self.folder = CellFolder(home, self._fingerprint[:32], limit)
+    def __init__(self, home: Path, fingerprint: str, limit: int, *, part: int = PART) -> None:
+        self.part, self._fingerprint = part, fingerprint
+        self.folder = CellFolder(home, fingerprint[:32], limit)
         self.writes = WriteQueue(self.folder, self.path)
         self._marks: dict[str, list[tuple[int, str]]] = {}
         self._readers = Workers(N_READERS)
@@ -292,7 +294,7 @@ class CellFiles:
 
     def put(self, name: str, head: Head, records: Sequence[bytes], place: int = 0) -> None:
         """Write a file soon. `place`: its number in its text; of a text, the last goes first."""
-        self.writes.put(name, Cells(head, records, size_of(head, records)), time.time() - 1e-3 * place)
+        self.writes.put(name, Cells(head, records), time.time() - 1e-3 * place)
 
     def touch(self, names: Sequence[str]) -> None:
         """Note that these are used now, soon and in another thread."""
@@ -310,8 +312,7 @@ class CellFiles:
         return self._readers.submit(lambda: self._read(name))
 
     def _read(self, name: str) -> Cells | None:
-        waiting = self.writes.waiting.get(name)
-        return waiting or self._checked(name, lambda reader: Cells(reader.head, list(reader.records()), reader.size))
+        return self.writes.waiting.get(name) or self._checked(name)
 
     def marks(self, name: str) -> list[tuple[int, str]]:
         """Return where a text can be gone on with: lengths, and the names of the texts up to there. Reads the first
@@ -319,20 +320,18 @@ class CellFiles:
         """
         marks = self._marks.get(name)
         if marks is None:
-            waiting = self.writes.waiting.get(name)
-            head = waiting.head if waiting else self._checked(name, lambda reader: reader.head)
-            if head is None:
+            cells = self.writes.waiting.get(name) or self._checked(name, only_head=True)
+            if cells is None:
                 return []
             if len(self._marks) > MOST_MARKS:
                 self._marks.clear()
-            marks = self._marks[name] = list(zip(head.marks, head.names, strict=False))
+            marks = self._marks[name] = list(zip(cells.head.marks, cells.head.names, strict=False))
         return marks
 
-    def _checked(self, name: str, read: Callable[[Reader], T]) -> T | None:
+    def _checked(self, name: str, only_head: bool = False) -> Cells | None:
         path = self.path(name)
         try:
-            with Reader(path, name) as reader:
-                return read(reader)
+            return Cells(*read(path, name, only_head))
         except FileNotFoundError:
             return None
         except (OSError, Unusable) as error:

@@ -1,15 +1,12 @@
-"""The file format of KV cells.
+"""The file format of KV cells: the file of a part of a text, or of a text whose memory cannot be cut back.
 
-A file is MAGIC and records: length (8 bytes, little-endian), SHA-256, content. The first record is JSON (`Head`): the
-tokens, what the cells were computed with, and what records follow:
+A file is MAGIC and records: SHA-256, length (8 bytes, little-endian), content. The first record is JSON (`Head`), the
+others are states of llama.cpp: one of a part (`cell_states.part_of`); or the whole state and checkpoints before it
+(`cell_states.states_of`).
 
-- `parts`: the state of PART tokens (`cell_states.part_of`), or of the rest of a text.
-- `states`: the whole state, then checkpoints before it (`cell_states.states_of`), where memory cannot be cut back, and
-  where the beginning of the text has left a sliding window. `marks` says how many tokens each has.
-
-The digest of a record covers its number and the digest of the first, and that of the first the name of the file where
-it is a digest of the text. So each record is checked as it is read, once, before llama.cpp sees it, and a file that was
-cut, changed, renamed or moved is not used. A file is written under another name and renamed: it is whole or not there.
+The digest of a record covers its number and the digest of the first, and that of the first the name of the file, which
+is a digest of the text. So each record is checked before llama.cpp sees it, and a file that was cut, changed, renamed
+or moved is not used. A file is written under another name and renamed: it is whole or not there.
 
 SHA-256 because processors have instructions for it: 0.9 GB/s here, BLAKE2b 0.3 GB/s.
 """
@@ -17,24 +14,21 @@ SHA-256 because processors have instructions for it: 0.9 GB/s here, BLAKE2b 0.3 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from rest_local.llama import library
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
 from rest_local.paths import replacing
-from rest_local.stop import Closing
 
 # Tokens of a part: 16 MB for a model of 8B, which are copied in some 5 ms and read in 20.
 PART = 128
-FORMAT = 3
-MAGIC = b"RLCELLS2"
+FORMAT = 4
+MAGIC = b"RLCELLS3"
 SUFFIX = ".cells"
 # Bytes of a text that is one record, and is copied in memory.
 LARGEST_STATE = 1 << 30
@@ -48,30 +42,30 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """The first record. `names`: of the texts up to each mark, where a file is found by them."""
+    """The first record: the tokens of a part; how many tokens each state has, and the names of the texts up to there,
+    where a file is found by them.
+    """
 
-    made_with: Mapping[str, str]
     tokens: Sequence[int]
-    kind: str
     marks: Sequence[int]
     names: Sequence[str] = ()
 
 
-def made_with(model: Model, settings: ContextSettings, exact: bool) -> dict[str, str]:
-    """Return digests of all that decides the bits in the cells.
+def fingerprint_of(model: Model, settings: ContextSettings, exact: bool) -> str:
+    """Return a digest of all that decides the bits in the cells.
 
     Lengths, numbers of texts, threads and snapshots do not.
     """
     computing = replace(settings, n_ctx=8, n_batch=1, n_ubatch=0, n_slots=1, n_cells=0, n_branches=1, n_rs_seq=0)
     computing = replace(computing, threads=0, threads_batch=0)
-    # The context's settings say what was chosen of these, and an exact request may have to give flash attention up.
+    # The context's settings say what was chosen of these.
     loading = replace(model.options, rollback=None, flash_attention="auto", cache_type_k=None, cache_type_v=None)
-    parts = {
-        "another model": [model.cache_key, model.adapters.identity, asdict(loading)],
-        "other settings": [computing.to_dict(), model.n_gpu_layers, exact],
-        "another build of llama.cpp": [FORMAT, library.fingerprint()],
-    }
-    return {what: hashlib.sha256(json.dumps(part, default=str).encode()).hexdigest() for what, part in parts.items()}
+    parts = [
+        [model.cache_key, model.adapters.identity, asdict(loading)],
+        [computing.to_dict(), model.n_gpu_layers, exact],
+        [FORMAT, library.fingerprint()],
+    ]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
 def size_of(head: Head, records: Sequence[bytes]) -> int:
@@ -80,65 +74,38 @@ def size_of(head: Head, records: Sequence[bytes]) -> int:
     return len(MAGIC) + sum(lengths) + len(lengths) * (_LENGTH + _DIGEST)
 
 
-def write(path: Path, head: Head, records: Iterable[bytes], identity: str = "") -> int:
-    """Write a file whole or not at all, and return its bytes.
-
-    Raises OSError, and what `records` raises. A file that was there before then stays.
-    """
-    first = _encoded(head)
-    root, size = _digest(identity.encode(), 0, first), len(MAGIC)
+def write(path: Path, name: str, head: Head, records: Sequence[bytes]) -> None:
+    """Write the file of this name whole or not at all. Raises OSError; a file that was there before then stays."""
+    root = name.encode()
     with replacing(path) as file:
         file.write(MAGIC)
-        for number, record in enumerate(itertools.chain((first,), records)):
-            digest = _digest(root, number, record) if number else root
-            file.write(len(record).to_bytes(_LENGTH, "little") + digest)
+        for number, record in enumerate([_encoded(head), *records]):
+            digest = _digest(root, number, record)
+            file.write(digest + len(record).to_bytes(_LENGTH, "little"))
             file.write(record)
-            size += _LENGTH + _DIGEST + len(record)
-    return size
+            root = root if number else digest
 
 
-class Reader(Closing):
-    """Reads a file of `write`, which was given the same `identity`. Raises OSError, Unusable."""
+def read(path: Path, name: str, only_head: bool = False) -> tuple[Head, list[bytes]]:
+    """Read the head of a file of `write`, and the other records. Raises OSError, Unusable.
 
-    def __init__(self, path: Path, identity: str = "") -> None:
-        self.size = 0
-        self._file: BinaryIO = path.open("rb")
-        try:
-            self._left = os.fstat(self._file.fileno()).st_size
-            if self._exactly(len(MAGIC)) != MAGIC:
-                raise Unusable("it is no file of cells")
-            self._root = identity.encode()  # The digest of the first record takes its place once that is read.
-            self.head = _decoded(self._record(0))
-        except BaseException:
-            self._file.close()
-            raise
-
-    def records(self) -> Iterator[bytes]:
-        """Yield the records after the first, each once it was checked."""
-        for number in range(1, 1 + len(self.head.marks)):
-            yield self._record(number)
-
-    def _record(self, number: int) -> bytes:
-        head = self._exactly(_LENGTH + _DIGEST)
-        record = self._exactly(int.from_bytes(head[:_LENGTH], "little"))
-        digest = _digest(self._root, number, record)
-        if digest != head[_LENGTH:]:
-            raise Unusable("it is damaged")
-        if not number:
-            self._root = digest
-        return record
-
-    def _exactly(self, n: int) -> bytes:
-        """Read `n` bytes. Whatever the file says, this takes no more memory than the file has bytes."""
-        data = self._file.read(n) if n <= self._left else b""
-        if len(data) < n:
-            raise Unusable("it is damaged")
-        self._left -= n
-        self.size += n
-        return data
-
-    def close(self) -> None:
-        self._file.close()
+    Whatever the file says, this takes no more memory than the file has bytes.
+    """
+    root, records, wanted, head = name.encode(), list[bytes](), 1, Head((), ())
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        if file.read(len(MAGIC)) != MAGIC:
+            raise Unusable("it is no file of cells")
+        while len(records) < wanted:
+            digest, length = file.read(_DIGEST), int.from_bytes(file.read(_LENGTH), "little")
+            record = file.read(length) if length <= left else b""
+            if digest != _digest(root, len(records), record):
+                raise Unusable("it is damaged")
+            if not records:
+                root, head = digest, _decoded(record)
+                wanted = 1 if only_head else 1 + len(head.marks)
+            records.append(record)
+    return head, records[1:]
 
 
 def _encoded(head: Head) -> bytes:
@@ -148,10 +115,7 @@ def _encoded(head: Head) -> bytes:
 def _decoded(record: bytes) -> Head:
     try:
         found = json.loads(record)
-        return Head(
-            dict(found["made_with"]), list(found["tokens"]), str(found["kind"]), list(found["marks"]),
-            list(found["names"]),
-        )  # fmt: skip
+        return Head(list(found["tokens"]), list(found["marks"]), list(found["names"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unusable("it is damaged") from error
 

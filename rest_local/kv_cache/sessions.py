@@ -78,7 +78,7 @@ class Sessions:
         begin = place * self.files.part
         tokens = text[begin : begin + self.files.part]
         if state := part_of(slot, begin, begin + len(tokens)):
-            self.files.put(name, Head(self.files.made, tokens, "parts", [len(tokens)]), [state], place)
+            self.files.put(name, Head(tokens, [len(tokens)]), [state], place)
         return bool(state)
 
     def _save_states(self, slot: Slot) -> None:
@@ -89,7 +89,7 @@ class Sessions:
             marks, records = [n for n, _ in states], [state for _, state in states]
             names = [files.name_of(slot.tokens[:n], user) for n in marks]
             files.writes.wait_for_room(LOSS_S)
-            files.put(name, Head(files.made, [], "states", marks, names), records)
+            files.put(name, Head([], marks, names), records)
         slot.owner.n_persisted = slot.n_past
 
     def _is_worth_it(self, slot: Slot) -> bool:

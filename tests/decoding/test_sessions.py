@@ -331,7 +331,7 @@ def test_a_full_disk_costs_a_line_and_nothing_else(
     assert not list((cache_dir() / "sessions").rglob(".*"))
 
 
-@pytest.mark.parametrize("what", ["write", "Reader"])
+@pytest.mark.parametrize("what", ["write", "read"])
 def test_the_end_does_not_wait_for_a_disk_that_hangs(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,9 +343,9 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(
         raise OSError
 
     monkeypatch.setattr(cell_files, what, hang)
-    kept = cell_files.CellFiles(tmp_path, {"model": "x"}, LIMIT)
+    kept = cell_files.CellFiles(tmp_path, "of a model", LIMIT)
     if what == "write":
-        kept.put("name", Head(kept.made, [1], "parts", [1]), [b"cells"])
+        kept.put("name", Head([1], [1]), [b"cells"])
     else:
         kept.get("name")
     closing = threading.Thread(target=kept.close, args=(0.01,), daemon=True)
