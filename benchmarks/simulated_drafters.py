@@ -1,7 +1,7 @@
 """What the planner makes of a drafting model: recorded answers are replayed with a simulated one on the cost curves.
 
     python -m benchmarks simulated_drafters [--data FOLDER] [--curve NAME]... [--only WORKLOAD]... [--tokens N]
-        [--mtp] [--constant] [--json]
+        [--mtp] [--block] [--constant] [--json]
 
 Time is simulated: a step costs what the curve gives, a pass of the model a share of a plain step of that curve, and a
 lookup `replay.LOOKUP_MS`. So every figure is repeatable, and none needs a model. Compared, on the same answers:
@@ -17,7 +17,8 @@ mean is the given acceptance, so that it is sure at many places and has no idea 
 with just that probability, so its confidences are calibrated. The second one gets half of what is left and the third
 one a fifth, and they are right as often. Wrong tokens are other tokens of the same answer. On a path that has left the
 answer it is as confident as on any other. Everything is drawn from a hash of the answer, the place and the path, so it
-says the same to all policies. `--constant` states the mean acceptance everywhere instead, and its second candidate is
+says the same to all policies. With `--block` it is a block drafter: a pass answers DEPTHS depths of the paths that its
+own candidates make. `--constant` states the mean acceptance everywhere instead, and its second candidate is
 never right. What it knows does not depend on what retrieval knows.
 
 Workloads: those of `benchmarks.published`, `edits` (of this repository, from the context alone), and `unseen`, random
@@ -62,6 +63,11 @@ COSTS = (0.03, 0.1, 0.25)  # A pass of one row takes so many plain steps.
 # github.com/sudoingX/qwen38-mtp, requests 15 and 43 (RTX 5090: 2.18 and 2.27 at k = 4, acceptance 0.64 and 0.69), 42
 # (RTX 3090: 1.66 at 4, 0.65); github.com/ggml-org/llama.cpp 22673 (Qwen3.6-27B, Strix Halo: 2.10 at 3, 0.73)
 MTP = {"rtx4090-8b-iq3_xxs": 0.065, "rtx3090-8b-q4_0": 0.157, "spark-7b-q8_0": 0.13}
+# With `--block`, DFlash 2 for Qwen3.8-27B: 3.58 tokens a pass on all of speed-bench and 3.82 on code, with 7 drafted
+# tokens, are these acceptances of each token (github.com/ggml-org/llama.cpp 27342). Five of the 64 layers and the
+# output layer are a pass of 0.13 plain steps; a speed-up of 3.0 on a Strix Halo (github.com/peonist-ai/halogen-server)
+# leaves 0.15 beside a batch of 8.
+DEPTHS, BLOCK_ACCEPTANCES, BLOCK_COST = 7, (0.75, 0.77), 0.15
 ROW_COST = 0.1  # Each further row adds so much of a pass.
 CHAIN_LENGTHS = range(17)
 SPREAD = 2.0  # The beta distribution of confidences has this a + b. With 0.75, 0.42 of them are above 0.9.
@@ -97,11 +103,14 @@ def draws(acceptance: float, constant: bool) -> list[Draw]:
 
 
 class SimulatedDrafter(Drafter):
-    """A drafting model that knows the answers. A pass of n rows takes `pass_ms(n)`, which its texts share."""
+    """A drafting model that knows the answers. A pass of n rows takes `pass_ms(n)`, which its texts share, and answers
+    `depths` depths.
+    """
 
     name = path = "simulated"
 
-    def __init__(self, answers: Iterable[Recorded], drawn: Sequence[Draw], one_ms: float) -> None:
+    def __init__(self, answers: Iterable[Recorded], drawn: Sequence[Draw], one_ms: float, depths: int = 1) -> None:
+        self.depths = depths
         self.answers = {tuple(answer.prompt): (number, answer) for number, answer in enumerate(answers)}
         self.drawn = drawn
         self.passes = 0
@@ -116,9 +125,9 @@ class SimulatedDrafter(Drafter):
 
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
         self.passes += 1
-        texts = {id(query.text): query.text for query in queries}
-        share_time(texts.values(), self.pass_ms(len(queries)))
-        return [_text_of(query).likely(query.path) for query in queries]
+        share_time({id(query.text): query.text for query in queries}.values(), self.pass_ms(len(queries)))
+        texts = [(_text_of(query), query.path) for query in queries]
+        return [(text.following or text.likely)(path) for text, path in texts]
 
     def close(self) -> None:
         """Free nothing."""
@@ -132,6 +141,8 @@ class SimulatedText(DraftText):
     def __init__(self, drafter: SimulatedDrafter) -> None:
         super().__init__(drafter)
         self._drafter = drafter
+        if drafter.depths > 1:
+            self.following = self._in_block
         self._number, self._n_prompt, self._answer = 0, 0, list[int]()
 
     def restart(self, text: Sequence[int], same: int) -> None:
@@ -145,6 +156,12 @@ class SimulatedText(DraftText):
 
     def passes(self, path: Sequence[int]) -> int:
         return 1
+
+    def _in_block(self, path: tuple[int, ...]) -> Sequence[Likely]:
+        """Return the candidates after a path of candidates; nothing after another, or beyond the block."""
+        candidates = (dict(self.likely(path[:n])) for n in range(len(path)))
+        inside = len(path) < self._drafter.depths and all(map(dict.__contains__, candidates, path))
+        return self.likely(path) if inside else ()
 
     def likely(self, path: tuple[int, ...]) -> list[Likely]:
         """Return the candidates after a path, the likeliest first."""
@@ -221,12 +238,13 @@ class Chains:
                     at += 1 + min(length, runs[at])
         return cls(steps)
 
-    def best(self, curve: CostCurve, pass_ms: float) -> tuple[float, int]:
-        """Return the least milliseconds, and the length that takes them."""
+    def best(self, curve: CostCurve, pass_ms: float, depths: int = 1) -> tuple[float, int]:
+        """Return the least milliseconds, and the length that takes them: one pass for each token, or for a block."""
         cost = {n_ctx: curve.at(n_ctx) for n_ctx in set(self.steps[0])}
+        longest = depths if depths > 1 else CHAIN_LENGTHS[-1]
         return min(
-            (sum(float(cost[n_ctx][length]) + length * pass_ms for n_ctx in places), length)
-            for length, places in enumerate(self.steps)
+            (sum(float(cost[n_ctx][length]) + -(-length // depths) * pass_ms for n_ctx in places), length)
+            for length, places in enumerate(self.steps[: longest + 1])
         )
 
 
@@ -263,23 +281,25 @@ def speedup(tally: Tally) -> float:
     return tally.plain_ms / (tally.drafted_ms + tally.looked_ms)
 
 
-def measure(label: str, workload: Workload, name: str, constant: bool, costs: Sequence[float]) -> list[Cell]:
-    """Return the cells of one workload on one curve."""
+def measure(
+    label: str, workload: Workload, name: str, constant: bool, costs: Sequence[float], depths: int = 1
+) -> list[Cell]:
+    """Return the cells of one workload on one curve, with a model whose pass answers so many depths."""
     answers = counted(workload.tested)
     curve = load_curve(name)
     retrieval = speedup(replay(answers, workload.sources, Auto(load_curve(name)), curve))
     cells = []
-    for acceptance in ACCEPTANCES:
+    for acceptance in ACCEPTANCES if depths == 1 else BLOCK_ACCEPTANCES:
         drawn = draws(acceptance, constant)
         chains = Chains.of(answers, drawn)
         for cost in costs:
             plain_ms = float(curve.at(512)[0])
             found = []
             for make in (lambda: Unmatched([], workload.n_vocab), workload.sources):
-                drafter = SimulatedDrafter(answers, drawn, cost * plain_ms)
+                drafter = SimulatedDrafter(answers, drawn, cost * plain_ms, depths)
                 tally = _replayed(answers, make, drafter, name)
                 found.append(speedup(tally))
-            best, length = chains.best(curve, cost * plain_ms)
+            best, length = chains.best(curve, cost * plain_ms, depths)
             cells.append(
                 Cell(
                     label, name, acceptance, cost, tally.plain_ms / best, length, retrieval, found[0], found[1],
@@ -341,9 +361,9 @@ def recorded(data: Path, name: str, folder: Path, tokens: int, stack: ExitStack)
 _workloads: dict[str, Workload] = {}  # `main` fills it before it starts processes, so they have it too.
 
 
-def _job(job: tuple[str, str, bool, Sequence[float]]) -> list[Cell]:
-    label, curve, constant, costs = job
-    return measure(label, _workloads[label], curve, constant, costs)
+def _job(job: tuple[str, str, bool, Sequence[float], int]) -> list[Cell]:
+    label, curve, constant, costs, depths = job
+    return measure(label, _workloads[label], curve, constant, costs, depths)
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
@@ -363,6 +383,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="WORKLOAD")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of answers, for each workload")
     parser.add_argument("--mtp", action="store_true", help="an MTP layer on the curves that are like measured machines")
+    parser.add_argument("--block", action="store_true", help=f"a drafter of {DEPTHS} tokens a pass, as DFlash 2")
     parser.add_argument("--constant", action="store_true", help="the model states the mean acceptance everywhere")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
@@ -379,7 +400,10 @@ def main() -> None:
         curves: dict[str, tuple[float, ...]] = dict.fromkeys(args.curve or shipped(), COSTS)
         if args.mtp:
             curves = {name: (cost,) for name, cost in MTP.items()}
-        jobs = [(label, curve, args.constant, costs) for label in _workloads for curve, costs in curves.items()]
+        if args.block:
+            curves = dict.fromkeys(curves, (BLOCK_COST,))
+        depths = DEPTHS if args.block else 1
+        jobs = [(label, curve, args.constant, costs, depths) for label in _workloads for curve, costs in curves.items()]
         with ProcessPoolExecutor(args.jobs, get_context("fork")) as pool:
             cells = [cell for found in pool.map(_job, jobs) for cell in found]
     if not args.json:

@@ -64,3 +64,16 @@ def test_chains_are_those_of_a_replay(length: int) -> None:
     ms = sum(float(CURVE.at(n_ctx)[length]) + length * 1.0 for n_ctx in steps)
     assert tally.drafted_ms == pytest.approx(ms)
     assert tally.queried_ms == pytest.approx(length * len(steps))
+
+
+def test_a_block_answers_the_paths_of_its_own_candidates() -> None:
+    text = SimulatedDrafter(ANSWERS, draws(0.75, False), 1.0, depths=3).text()
+    text.restart(list(ANSWERS[2].prompt), 0)
+    assert text.following is not None
+    path: tuple[int, ...] = ()
+    for _ in range(3):
+        likely = text.following(path)
+        assert likely == text.likely(path)
+        assert not text.following((*path, -5))
+        path = (*path, likely[-1][0])
+    assert not text.following(path)

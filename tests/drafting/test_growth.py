@@ -162,18 +162,35 @@ def test_no_more_siblings_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize("calibrate", [None, lambda bigram, merged: []])
-def test_of_two_tokens_that_contradict_each_other_one_is_right_at_most(calibrate: object) -> None:
+def test_text_that_the_model_contradicts_gets_what_the_model_leaves(calibrate: object) -> None:
     alone = growth([])
     alone.answered(0, [(7, 0.9)])
     grown = growth(rows([1, 2, 3]), promise=0.9, calibrate=calibrate)
     grown.answered(0, [(7, 0.9)])
     merged, sure = grown.draft.proposals[ROOT].merged, alone.best
-    neither = 1 - sure * RETRIEVED  # In all cases but one, at least one of the two is wrong.
-    assert merged[7][0] == pytest.approx(sure * (1 - RETRIEVED) / neither)
-    assert merged[1][0] == pytest.approx(RETRIEVED * (1 - sure) / neither)
+    assert merged[7][0] == sure
+    assert merged[1][0] == pytest.approx(RETRIEVED * (1 - sure))
     grown = growth(rows([7, 2, 3]), promise=0.9, calibrate=calibrate)
     grown.answered(0, [(7, 0.9)])
     assert grown.best == sure  # they agree
+
+
+def test_the_first_answer_of_a_block_answers_all_questions_and_found_text_goes_on_after_it() -> None:
+    block = {(): [(1, 0.9)], (1,): [(2, 0.9)], (1, 2): [(3, 0.9), (8, 0.05)]}
+    grown = growth(rows([1, 2, 3, 4, 5]), promise=0.9)
+    while grown.best:  # The block is asked after the text is in the tree.
+        grown.grow()
+    assert [question.path for question in grown.open_nodes()][:3] == [(), (1,), (1, 2)]
+    grown.answered(0, [(1, 0.9)], lambda path: block.get(path, ()))
+    assert not grown.promised
+    assert grown.draft.proposals[1].merged.keys() == {3, 8}
+    grown = growth(rows([1, 2, 3, 4, 5]), promise=0.9)
+    grown.answered(0, [(1, 0.9)], lambda path: block.get(path, ()))
+    while grown.best:
+        grown.grow()
+        assert not grown.promised
+    tree = grown.draft.tree
+    assert [1, 2, 3, 4, 5] in [tree.path(node) for node in range(len(tree))]
 
 
 def test_decline_ends_the_questions_but_not_those_of_later_nodes() -> None:
