@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import few
-from test_head_texts import MOVES, N_TEXTS, Moves, Place, followed, moved, recovers, words
+from test_head_texts import MOVES, N_TEXTS, Followed, Moves, Place, followed, moved, words
 
 from benchmarks.tiny_heads import tiny_mtp
 from rest_local import Engine, Sampling
@@ -67,59 +67,68 @@ def decoded(place: ChainedPlace, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def test_passes_are_as_many_as_decodes(place: ChainedPlace, texts: list[HeadText], decoded: list[int]) -> None:
-    (one,) = followed(place, texts, 10)
-    for path, n in (([], N_LAYERS), ([1], 1), ([1, 2], 1)):
-        assert one.text.passes(path) == n
-        one.ask(path)
-        assert len(decoded) == n
-        del decoded[:]
-    one.extend([1, 3])
-    one.text.begin_step()
-    assert one.text.passes([5, 6]) == N_LAYERS + 2
-    one.ask([5, 6])
-    assert decoded == [2, 2, 3, 2, 3]  # the waiting root and token with each layer, then the next root, then its path
+def greedy(one: Followed) -> list[int]:
+    """Return the likeliest tokens of a chain."""
+    path: list[int] = []
+    while likely := one.ask(path):
+        path.append(likely[0][0])
+    return path
 
 
-def test_a_chain_has_a_token_for_each_layer_and_no_branches(
+def check_chain(one: Followed) -> None:
+    """Check what each layer says along the likeliest tokens."""
+    one.check([])
+    path = greedy(one)
+    assert len(path) == N_LAYERS
+    for depth in range(N_LAYERS):
+        one.agrees(one.ask(path[:depth]), path[:depth])
+
+
+def test_a_chain_takes_a_decode_for_each_layer_and_has_no_branches(
     place: ChainedPlace, texts: list[HeadText], decoded: list[int]
 ) -> None:
-    (one,) = followed(place, texts, 10)
-    answers = place.head.answer([Query(one.text, path) for path in [(), (1,), (2,), (1, 3), (1, 3, 4)]])
-    assert [bool(answer) for answer in answers] == [True, True, False, True, False]
-    assert len(decoded) == N_LAYERS + 2
-    assert [one.text.passes(path) for path in [(2,), (1, 3, 4), (2, 3)]] == [0, 0, 0]
-    one.text.begin_step()
-    one.agrees(one.ask([2]), [2])
+    all_texts = followed(place, texts, 10, 14, 12)
+    waiting = sum(one.text.n_waiting for one in all_texts)
+    assert [all_texts[0].text.passes(path) for path in ((), (1, 2), (1, 2, 3))] == [N_LAYERS, N_LAYERS, 0]
+    place.head.answer([Query(one.text, path) for one in all_texts for path in ((), (1,))])
+    assert decoded == [waiting + 3 * n for n in range(1, 1 + N_LAYERS)]
+    for one in all_texts:
+        path = greedy(one)
+        assert not one.ask([(path[0] + 1) % 256])
+        assert one.text.passes([]) == 0
+        for depth in range(N_LAYERS):
+            one.agrees(one.ask(path[:depth]), path[:depth])
+    assert len(decoded) == N_LAYERS
 
 
-def test_texts_at_different_depths_take_passes_of_their_own(
-    place: ChainedPlace, texts: list[HeadText], decoded: list[int]
+def test_chains_that_do_not_fit_one_batch_take_several(
+    place: ChainedPlace, texts: list[HeadText], decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, three = all_texts = followed(place, texts, 10, 14, 12)
+    all_texts = followed(place, texts, 10, 14, 12)
+    monkeypatch.setattr(place.head.context, "max_outputs", 2 * INLINE)
+    place.head.answer([Query(one.text, ()) for one in all_texts])
+    assert len(decoded) == 2 * N_LAYERS
+    assert max(decoded) <= 2 * INLINE
     for round_ in range(3):
-        for each, path in ((one, (1, 2)), (three, (5,)), (two, ())):
-            each.agrees(each.ask(path), path)
-        del decoded[:]
-        asked = [(one, (1,)), (two, (3, 4)), (three, (5, 6))]
-        answers = place.head.answer([Query(each.text, path) for each, path in asked])
-        for (each, path), said in zip(asked, answers, strict=True):
-            each.agrees(said, path)
-        assert decoded == [2, 6]  # the first token of `two`; then the second ones together
-        one.rewind(one.n_past - 4)  # frees cells below those of the others
-        for number, each in enumerate(all_texts):
-            each.extend(words(round_, 2 + number))
-            each.text.begin_step()
-    answers = place.head.answer([Query(each.text, (7, 8)) for each in all_texts])
-    for each, said in zip(all_texts, answers, strict=True):
-        each.agrees(said, (7, 8))
+        for one in all_texts:
+            check_chain(one)
+        all_texts[0].rewind(all_texts[0].n_past - 4)  # frees cells below those of the others
+        for number, one in enumerate(all_texts):
+            one.extend(words(round_, 2 + number))
 
 
 @few(15)
 @given(st.lists(MOVES, min_size=1, max_size=10))
 def test_events_in_any_order(place: ChainedPlace, texts: list[HeadText], moves: Moves) -> None:
-    for one in moved(place, texts, moves, N_LAYERS - 1):
-        one.check([2, 3])
+    for one in moved(place, texts, moves, 0):
+        check_chain(one)
+
+
+def recovers_chain(one: Followed) -> None:
+    """Check that the text begins anew or has lost nothing."""
+    if one.text._seen == 0:
+        one.forget()
+    check_chain(one)
 
 
 def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
@@ -143,21 +152,21 @@ def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
     use = states.use_mtp_layer
     monkeypatch.setattr(states, "use_mtp_layer", lambda context, layer: (layers.append(layer), use(context, layer)))
     (one,) = followed(place, texts, 8)
-    for after in range(N_LAYERS + 2):
+    for after in range(N_LAYERS):
         one.extend([1, 2])
         one.text.begin_step()
         with monkeypatch.context() as patch:
             patch.setattr(context, "decode", interrupting(after))
             with pytest.raises(KeyboardInterrupt):
-                one.ask([1, 2])
+                one.ask([])
         assert layers[-1] == 0
-        recovers(one)
+        recovers_chain(one)
     one.extend(words(4, 2 * INLINE))
     with monkeypatch.context() as patch:
         patch.setattr(context, "decode", interrupting(1))
         with pytest.raises(KeyboardInterrupt):
             one.text.caught_up(1e9)
-    recovers(one)
+    recovers_chain(one)
 
 
 class OnlyModel(Policy):

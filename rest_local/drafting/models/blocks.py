@@ -89,17 +89,16 @@ class DFlash(LayerHead):
         return BlockText(self, super().text().seq)
 
     def _evaluate(self, asked: Sequence[tuple[HeadText, tuple[int, ...]]]) -> tuple[int, int]:
-        """Draft a block for each of these texts that has none in this step. Return how many, and the decodes."""
+        """Draft a block for each of these texts that has none in this step. Return how many, and 1 for one pass."""
         texts = [text for text in {id(text): text for text, _ in asked}.values() if text.passes(()) and text.can_ask]
-        together, decodes = self.context.max_outputs // self.size, 0
+        together = self.context.max_outputs // self.size
         for begin in range(0, len(texts), together):
             batch = Rows()
             for text in texts[begin : begin + together]:
                 text.place((), batch)
             if self.failed or not self._write(batch) or not self._draft(texts[begin : begin + together]):
                 return 0, 0
-            decodes += 1
-        return len(texts), decodes
+        return len(texts), 1
 
     def _run(self, batch: Rows) -> bool:
         return self._write(batch)
@@ -124,7 +123,7 @@ class DFlash(LayerHead):
         for text in texts:
             assert isinstance(text, BlockText)
             text.place_block(batch)
-        if code := self._decode_first(len(batch.tokens), batch, _NO_FEATURES, not self.n_candidates):
+        if code := self._decode(batch, _NO_FEATURES, not self.n_candidates):
             self._failed(batch, code)
             return False
         try:

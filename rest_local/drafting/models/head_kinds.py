@@ -55,6 +55,7 @@ class Mtp(Head):
                 model.path, states.OFFSET, self.n_layers,
             )  # fmt: skip
             self.n_layers = 1
+        self.depths = self.n_layers
         settings = settings_for(target, n_texts)
         context = Context(model, settings, mtp=True, other=target, n_features=model.n_embd)
         try:
@@ -78,28 +79,53 @@ class Mtp(Head):
         text = super().text()
         return ChainedText(self, text.seq) if self.n_layers > 1 else text
 
-    def _run(self, batch: Rows) -> bool:
-        """Evaluate rows; with several layers, those first that every layer evaluates."""
-        if self.n_layers > 1 and not batch.layer:
-            batch.n_waiting = batch.move_outputs_back()
-        return super()._run(batch)
-
-    def _decode(self, batch: Rows, hidden: Floats) -> int:
-        """Evaluate rows, those that wait with every layer. These come first in each decode, and cells are taken in the
-        order of the rows, so each layer finds its own contents in the same cells.
-        """
+    def _evaluate(self, asked: Sequence[tuple[HeadText, tuple[int, ...]]]) -> tuple[int, int]:
+        """Evaluate what is missing of these paths; with several layers, a whole chain for each text that has none."""
         if self.n_layers == 1:
-            return super()._decode(batch, hidden)
-        catching_up = range(self.n_layers - 1, 0, -1) if batch.n_waiting else ()
-        parts = [(layer, batch.n_waiting, False) for layer in catching_up]
+            return super()._evaluate(asked)
+        left = [text for text in {id(text): text for text, _ in asked}.values() if text.can_ask and text.passes(())]
+        n_texts = len(left)
+        while left:
+            together: list[ChainedText] = []
+            room = self.context.max_outputs
+            while left and (needed := left[0].n_waiting + self.n_layers) <= room:
+                room -= needed
+                text = left.pop(0)
+                assert isinstance(text, ChainedText)
+                together.append(text)
+            if not together or not self._draft(together):
+                return 0, 0
+        return n_texts, self.n_layers
+
+    def _draft(self, texts: Sequence[ChainedText]) -> bool:
+        """Draft a chain for each text, a token with each layer. False if that failed."""
+        for layer in range(self.n_layers):
+            batch = Rows()
+            for text in texts:
+                text.place((), batch)
+            for text in texts:
+                text.place_chain(batch)
+            if not self._run_layer(layer, batch):
+                return False
+        for text in texts:
+            text.commit_pending()
+        return True
+
+    def _run(self, batch: Rows) -> bool:
+        """Evaluate rows, with several layers each with all of them."""
+        if self.n_layers == 1:
+            return super()._run(batch)
+        return all(self._run_layer(layer, batch) for layer in range(self.n_layers))
+
+    def _run_layer(self, layer: int, batch: Rows) -> bool:
+        """Evaluate rows with one layer. Those that wait come first, and cells are taken in the order of the rows, so
+        each layer finds its own contents in the same cells.
+        """
+        for text in {id(text): text for text in batch.texts}.values():
+            text.drop_uncommitted()
+        states.use_mtp_layer(self.context, layer)
         try:
-            for layer, n, wanted in (*parts, (batch.layer or 0, len(batch.tokens), bool(batch.outputs))):
-                for text in {id(text): text for text in batch.texts}.values():
-                    text.drop_uncommitted()
-                states.use_mtp_layer(self.context, layer)
-                if code := self._decode_first(n, batch, hidden, wanted):
-                    return code
-            return 0
+            return super()._run(batch)
         finally:
             states.use_mtp_layer(self.context, 0)
 
@@ -107,59 +133,44 @@ class Mtp(Head):
 class ChainedText(HeadText):
     """The text of one slot in the cells of chained layers.
 
-    Each layer has contents of its own in the cells. So a committed pair is evaluated once for each layer, and a path of
-    length d by layer d alone, from the root on: root and path are evaluated anew for each further token. A chain has at
-    most as many tokens as there are layers, and a text has one in a step, without branches. Texts at different depths
-    take passes of their own, because a decode computes with one layer. The pairs below `_done` are in the cells of
-    every layer, and nothing after them of more than one, so the root of a step is a waiting pair of the next one.
+    Each layer has contents of its own in the cells. So a waiting pair is evaluated once for each layer, and a path of
+    length d by layer d alone, from the root on: root and path are evaluated anew for each further token. So a chain is
+    drafted as a block, and there is one in a step, without branches. The pairs below `_done` are in the cells of every
+    layer, and nothing after them of more than one, so the root of a step is a waiting pair of the next one.
     """
 
+    def __init__(self, drafter: Head, seq: int) -> None:
+        """Begin an empty text, whose first sequence id is `seq`."""
+        super().__init__(drafter, seq)
+        self.following = self.likely
+
     def passes(self, path: Sequence[int]) -> int:
-        """Count a pass for each token of the path that was not evaluated in this step, one for the root, and one more
-        for each further layer if pairs are waiting. It is 0 for a path that is too long, or branches off the chain of
-        this step.
-        """
-        if not self._is_of_chain(tuple(path)):
-            return 0
-        catching_up = self._head.n_layers - 1 if self._pending and () not in self._states else 0
-        return super().passes(path) + catching_up
+        """Return a decode for each layer, or 0 if the chain of this step is known or ends before."""
+        return self._head.n_layers if not self._states and len(path) < self._head.n_layers else 0
 
     def commit_pending(self) -> None:
-        """Note that the pending pairs are in the cells for every layer, and the root for the first one only."""
+        """Note that the pending pairs are in the cells for every layer."""
         self._done = self._seen
         self._pending.clear()
 
     def place(self, path: tuple[int, ...], batch: Rows) -> None:
-        """Add the pending pairs and the root to a pass of the first layer, or the root and the first part of the path
-        that is not evaluated to a pass of the layer that answers it. A pass has one layer, and one path of each text.
-        """
-        if not self.can_ask or not self._is_of_chain(path) or any(text is self for text in batch.texts):
-            return
-        depth = next((n + 1 for n in range(len(path), -1, -1) if path[:n] in self._states), 0)
-        if depth > len(path) or batch.layer not in (None, depth):
-            return
-        if depth:
-            self._place_chain(path[:depth], batch)
-        else:
-            self._place_root(batch)
-        if batch.tokens:
-            batch.layer = depth
+        """Add the pending pairs to a pass."""
+        for i, (token, row) in enumerate(self._pending):
+            batch.add(self, (), token, self._head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
 
-    def _is_of_chain(self, path: tuple[int, ...]) -> bool:
-        """Return True if a path goes on with the chain of this step, or is a part of it."""
-        chain = max(self._states, key=len, default=())
-        return len(path) < self._head.n_layers and all(a == b for a, b in zip(path, chain, strict=False))
-
-    def _place_chain(self, path: tuple[int, ...], batch: Rows) -> None:
-        """Add the root and a path to a pass."""
-        if len(batch.tokens) + 1 + len(path) > self._head.context.max_outputs:
-            return
+    def place_chain(self, batch: Rows) -> None:
+        """Add the root and what is drafted after it to a pass."""
+        path: tuple[int, ...] = ()
+        hidden = [self._before_root()]
+        while path in self._states:
+            _, state, likely = self._states[path]
+            path = (*path, likely[0][0])
+            hidden.append(state)
         root = len(self._text) - 1
         self._tips[self.seq] = path
-        tokens, last = [int(self._text[root]), *path], len(path)
-        hidden = [self._before_root(), *(self._states[path[:n]][1] for n in range(last))]
-        for i, (token, state) in enumerate(zip(tokens, hidden, strict=True)):
-            batch.add(self, path, token, self._head.place_of(root + i), self.seq, state, own=i > 0, wanted=i == last)
+        for i, (token, state) in enumerate(zip((int(self._text[root]), *path), hidden, strict=True)):
+            place, last = self._head.place_of(root + i), i == len(path)
+            batch.add(self, path, token, place, self.seq, state, own=i > 0, wanted=last)
 
 
 class Eagle3(LayerHead):

@@ -19,7 +19,6 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +126,7 @@ class Head(Drafter):
         asked = [(query.text, query.path) for query in queries if isinstance(query.text, HeadText)]
         texts = {id(text): text for text, _ in asked}
         try:
-            rows, decodes = self._evaluate(asked)
+            rows, passes = self._evaluate(asked)
         except BaseException:  # An interrupt comes here as well.
             for text in texts.values():
                 text.reset(forget=True)
@@ -135,22 +134,22 @@ class Head(Drafter):
         took = 1e3 * (time.perf_counter() - begun)
         share_time(texts.values(), took)
         if rows:
-            self.times.learn(rows, took / decodes)
+            self.times.learn(rows, took / passes)
         return [() if self.failed else text.likely(path) for text, path in asked]
 
     def _evaluate(self, asked: Sequence[tuple[HeadText, tuple[int, ...]]]) -> tuple[int, int]:
-        """Evaluate what is missing of these paths. Return the rows with an output and the decodes of the only pass, or
-        zeros after several.
+        """Evaluate what is missing of these paths. Return the rows with an output of a pass and the passes, or zeros
+        if passes had different rows.
         """
-        passes = rows = decodes = 0
+        passes = rows = 0
         while not self.failed:
             batch = Rows()
             for text, path in sorted(asked, key=lambda each: len(each[1])):
                 text.place(path, batch)
             if not batch.tokens or not self._run(batch):
                 break
-            passes, rows, decodes = passes + 1, len(batch.outputs), batch.decodes
-        return (rows, decodes) if passes == 1 else (0, 0)
+            passes, rows = passes + 1, len(batch.outputs)
+        return (rows, 1) if passes == 1 else (0, 0)
 
     def try_pass(self, n: int) -> int:
         """Evaluate `n` queries over nothing and search their logits. Return the code of `llama_decode`. Raises
@@ -174,7 +173,7 @@ class Head(Drafter):
         hidden = self._paired(batch)
         if hidden is None:
             return False
-        if code := self._decode(batch, hidden):
+        if code := self._decode(batch, hidden, bool(batch.outputs)):
             self._failed(batch, code)
             return False
         if batch.outputs:  # Then every row has an output: some architectures give a state for every row.
@@ -192,16 +191,11 @@ class Head(Drafter):
             text.commit_pending()
         return True
 
-    def _decode(self, batch: Rows, hidden: Floats) -> int:
-        """Evaluate rows. Returns the code of `llama_decode`."""
-        return self._decode_first(len(batch.tokens), batch, hidden, bool(batch.outputs))
-
-    def _decode_first(self, n: int, batch: Rows, hidden: Floats, wanted: bool) -> int:
-        """Evaluate the first `n` rows, all of them with an output if any are `wanted`."""
-        seqs = batch.seqs[:n]
-        self.context.batch.load(batch.tokens[:n], batch.positions[:n], seqs, [1] * n, [int(wanted)] * n)
+    def _decode(self, batch: Rows, hidden: Floats, wanted: bool) -> int:
+        """Evaluate rows, all of them with an output if any are `wanted`. Returns the code of `llama_decode`."""
+        n = len(batch.tokens)
+        self.context.batch.load(batch.tokens, batch.positions, batch.seqs, [1] * n, [int(wanted)] * n)
         self.context.batch.features[:n] = hidden[:n]
-        batch.decodes += 1
         return self.context.decode()
 
     def _paired(self, batch: Rows) -> Floats | None:
@@ -362,9 +356,6 @@ class Rows:
         self.texts: list[HeadText] = []
         self.outputs: list[tuple[int, HeadText, tuple[int, ...]]] = []  # Rows whose prediction is wanted.
         self.caught_up: list[HeadText] = []  # Texts whose pending pairs are all in these rows.
-        self.layer: int | None = None  # The chained layer that answers.
-        self.n_waiting = 0  # With chained layers, so many rows at the beginning are evaluated by every layer.
-        self.decodes = 0
         self.placed: set[tuple[int, tuple[int, ...]]] = set()
 
     def add(
@@ -389,17 +380,6 @@ class Rows:
         if wanted:
             self.outputs.append((len(self.tokens) - 1, text, path))
             self.placed.add((id(text), path))
-
-    def move_outputs_back(self) -> int:
-        """Move the rows with an output after all others, which keep their order. Returns the number of the others."""
-        wanted = {row for row, _, _ in self.outputs}
-        order = sorted(range(len(self.tokens)), key=lambda row: row in wanted)
-        columns: list[list[Any]] = [self.tokens, self.positions, self.seqs, self.hidden, self.own]
-        for column in columns:
-            column[:] = [column[row] for row in order]
-        n = len(order) - len(wanted)
-        self.outputs = [(n + i, text, path) for i, (_, text, path) in enumerate(self.outputs)]
-        return n
 
 
 class HeadText(DraftText):
@@ -426,6 +406,11 @@ class HeadText(DraftText):
         """Reset the times, and drop the cells of the drafted tokens of the last step."""
         super().begin_step()
         self._drop_drafted()
+
+    @property
+    def n_waiting(self) -> int:
+        """Return how many pairs wait to be evaluated."""
+        return len(self._pending)
 
     def drop_uncommitted(self) -> None:
         """Free the cells of everything that comes after the committed pairs."""
