@@ -15,8 +15,8 @@ or else to the default model. Host, origin, key and size are checked here.
 - If the process ends before its answer has begun, the answer is 502 with the reason. An answer that has begun is cut
   off, as that of a single model is.
 
-Signals are those of `rest_local.server.app`: SIGTERM and Ctrl-C let running answers end, a second one ends all
-processes at once, SIGHUP stops or opens the datastores' newest commits.
+Signals are those of `rest_local.server.app`: SIGTERM, SIGHUP and Ctrl-C let running answers end, and a second one ends
+all processes at once.
 """
 
 from __future__ import annotations

@@ -64,23 +64,6 @@ def part_of(cache: Path) -> Path:
     return part
 
 
-def test_an_interrupted_download_goes_on_in_the_next_call(hub: Hub, hub_server: HubServer) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done >= 12_000:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pull_model(f"{REPO}:Q8_0", hub=hub, progress=interrupt)
-    size = part_of(hub.cache).stat().st_size
-    assert size >= 12_000
-    repository = hub.repository(REPO)
-    assert hub.missing(repository, repository.choose("Q8_0")[0]) == 30_000 - size
-    path = pull_model(f"{REPO}:Q8_0", hub=hub)
-    assert path.read_bytes() == hub_server.repos[REPO]["tiny-Q8_0.gguf"]
-    assert hub_server.transfers[-1].range == f"bytes={size}-"
-    assert not list(hub.cache.rglob("*.incomplete"))
-
-
 @pytest.mark.parametrize("left", [b"GGUF something else" * 100, b"x" * 40_000])
 def test_wrong_bytes_are_deleted(hub: Hub, hub_server: HubServer, left: bytes) -> None:
     """The hub sends them, or a part does not belong to the file."""
