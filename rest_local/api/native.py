@@ -37,7 +37,7 @@ class NativeCompletion:
             room = max(body.n_predict or 0, 0)
             prompts = [infill_tokens(engine, body.input_prefix, body.input_suffix, extra, body.prompt, room)]
         else:
-            prompts = prompts_of(engine, body.prompt, longest=engine.n_ctx, owner=self.context.owner)
+            prompts = prompts_of(engine, body.prompt, longest=engine.n_ctx)
         grammar, logprobs = grammar_of(body), body.n_probs or None
         made = partial(request_of, engine, body, logprobs=logprobs, grammar=grammar, asks=body.prompt)
         self.made = [made(prompt) for prompt in prompts]

@@ -59,18 +59,18 @@ class ChatCall:
     def count(self) -> int:
         """Count the tokens of the prompt, even if it is longer than the context. Raises OptionError, TemplateFailed."""
         chat = self._chat()
-        return len(self._engine.image_prompt(chat.prompt, chat.images, owner=self.context.owner)[0])
+        return len(self._engine.image_prompt(chat.prompt, chat.images)[0])
 
     def prompt(self) -> str:
         """Return the text of the prompt. Raises OptionError, TemplateFailed."""
         return self._chat().prompt
 
     def requests(self) -> list[Request]:
-        engine, body, owner = self._engine, self.body, self.context.owner
+        engine, body = self._engine, self.body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
         self.made = chat = self._chat()
-        prompt, chunks = engine.image_prompt(chat.prompt, chat.images, most=engine.n_ctx, owner=owner)
+        prompt, chunks = engine.image_prompt(chat.prompt, chat.images, most=engine.n_ctx)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = chat.grammar() or own_grammar(body)
         made = partial(request_of, engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar)
@@ -128,8 +128,7 @@ class Completion:
             text = "echo: the log-probabilities of a prompt are not computed; leave out echo or logprobs"
             raise ApiError(400, text, code="unsupported", param="echo")
         if not body.suffix:
-            owner = self.context.owner
-            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, engine.n_ctx, owner=owner)
+            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, engine.n_ctx)
         elif isinstance(body.prompt, str):
             self.prompts = [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
         else:

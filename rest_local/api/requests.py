@@ -193,20 +193,19 @@ def prompts_of(
     most: int = MAX_PROMPTS,
     longest: int | None = None,
     field: str = "prompt",
-    owner: str | None = None,
 ) -> list[list[int]]:
     """Return the token ids of up to `most` prompts, each of at most `longest` tokens.
 
     A prompt is a text, or ids that may be mixed with texts. Several prompts are a list of these. `field` is their name
-    in the body, `owner` is as for `Vocabulary.tokenize`. Raises ApiError 400 for a wrong number of prompts or a list
+    in the body. Raises ApiError 400 for a wrong number of prompts or a list
     among ids, OptionError for an unknown id, and PromptTooLong.
     """
     if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
-        return [_prompt(engine, prompt, longest, field, owner)]
+        return [_prompt(engine, prompt, longest, field)]
     if not 1 <= len(prompt) <= most:
         message = f"{field}: give 1 to {most} prompts at once, not {len(prompt)}"
         raise ApiError(400, message, code="invalid_value", param=field)
-    return [_prompt(engine, each, longest, field, owner) for each in prompt]  # type: ignore[arg-type]
+    return [_prompt(engine, each, longest, field) for each in prompt]  # type: ignore[arg-type]
 
 
 def _prompt(
@@ -214,10 +213,9 @@ def _prompt(
     prompt: str | Sequence[int | str | Sequence[int | str]],
     longest: int | None,
     field: str,
-    owner: str | None,
 ) -> list[int]:
     if isinstance(prompt, str):
-        return engine.tokenize(prompt, most=longest, owner=owner)
+        return engine.tokenize(prompt, most=longest)
     tokens: list[int] = []
     for number, part in enumerate(prompt):
         if isinstance(part, int):

@@ -204,7 +204,7 @@ class Engine(Closing):
         """
         given: dict[str, Any] = {**options}
         if isinstance(prompt, str):
-            prompt = self.tokenize(prompt, most=self.n_ctx, owner="")
+            prompt = self.tokenize(prompt, most=self.n_ctx)
         if isinstance(prediction := options.get("prediction"), str):
             given["prediction"] = self.decoder.predictions.tokenize(prediction)
         if "images" in options:
@@ -226,22 +226,20 @@ class Engine(Closing):
             if sampling.grammar is not None:
                 raise OptionError("sampling: a forced tool call or json_schema is a grammar as well; give one of them")
             options["sampling"] = replace(sampling, grammar=grammar)
-        prompt, chunks = self.image_prompt(chat.prompt, chat.images, most=self.n_ctx, owner="")
+        prompt, chunks = self.image_prompt(chat.prompt, chat.images, most=self.n_ctx)
         if chunks:
             options["images"] = chunks
         return self.request(prompt, **options), chat
 
-    def image_prompt(
-        self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None, owner: str | None = None
-    ) -> ImagePrompt:
+    def image_prompt(self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None) -> ImagePrompt:
         """Return the tokens of a text with images: `prompt` and `images` of a request. From any thread.
 
         `images`: by the text that stands for each of them in `text`, such as `<image>`, the bytes of a file in PNG,
-        JPEG, GIF or WebP. `most`: tokens. `owner`: as for `tokenize`. Takes a tenth of a second for each image that is
+        JPEG, GIF or WebP. `most`: tokens. Takes a tenth of a second for each image that is
         new. Raises OptionError where there is no projector, and for what cannot be read as an image; PromptTooLong.
         """
         if not images:
-            return self.tokenize(text, most=most, owner=owner), ()
+            return self.tokenize(text, most=most), ()
         given = images if isinstance(images, Images) else Images(dict(images))
         if self.projector is None:
             raise OptionError(NO_PROJECTOR_HERE, given.first_place)
@@ -264,15 +262,15 @@ class Engine(Closing):
             raise
         return stream
 
-    def tokenize(self, text: str, *, most: int | None = None, owner: str | None = None) -> list[int]:
+    def tokenize(self, text: str, *, most: int | None = None) -> list[int]:
         """Return token ids with the model's start token and parsed special tokens. A start token in the text is not
-        doubled. `owner`: as for `Vocabulary.tokenize`.
+        doubled.
 
         Raises PromptTooLong where there are more than `most`, as soon as that is known. The number in it is then an
         estimate, from the part of the text that was tokenized.
         """
         vocabulary = self.model.vocabulary
-        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most, owner=owner).tolist()
+        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most).tolist()
         if most is not None and len(tokens) > most:
             read = sum(len(vocabulary.piece(token)) for token in tokens)
             estimate = round(len(tokens) * len(text.encode("utf-8", "replace")) / max(read, 1))

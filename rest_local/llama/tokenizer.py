@@ -16,7 +16,7 @@ import string
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -141,10 +141,6 @@ MAX_TEXT_BYTES = 1 << 26
 # Stretches up to this length are tokenized once in a text, because those between the markers of a chat recur.
 MEMO_CHARACTERS = 64
 
-# The tokens of so many newest parts are kept for the next text of the same owner: 20 MB if all parts have the greatest
-# length. A conversation is sent again with each message, and llama.cpp takes 1 ms for 1 000 tokens.
-KEPT_PARTS = 1024
-
 # Maximum length of a part. Each call compiles the pre-tokenizer's patterns again, in 0.05 to 2 ms.
 PART_CHARACTERS = 8_000
 
@@ -204,16 +200,13 @@ class Tokenizer:
 
     def __init__(self, lease: Lease, name: str) -> None:
         self._lease, self._name = lease, name
-        self._kept = lru_cache(KEPT_PARTS)(self._part)
 
-    def tokenize(
-        self, text: str, special: bool, add_special: bool, most: int | None, owner: str | None = None
-    ) -> NDArray[np.int32]:
+    def tokenize(self, text: str, special: bool, add_special: bool, most: int | None) -> NDArray[np.int32]:
         """Tokenize text without lone surrogates, as `Vocabulary.tokenize`."""
         before, after = self._added if add_special else ([], [])
         found: list[NDArray[np.int32]] = [np.array(before, np.int32)]
         count = len(before)
-        for tokens in self._pieces(text, special, owner):
+        for tokens in self._pieces(text, special):
             found.append(tokens)
             count += len(tokens)
             if most is not None and count > most:
@@ -221,37 +214,36 @@ class Tokenizer:
             stop.check()
         return np.concatenate([*found, np.array(after, np.int32)])
 
-    def _pieces(self, text: str, special: bool, owner: str | None) -> Iterator[NDArray[np.int32]]:
+    def _pieces(self, text: str, special: bool) -> Iterator[NDArray[np.int32]]:
         memo: dict[str, NDArray[np.int32]] = {}
         for stretch in (self._special if special else self._user_defined).split(text):
             if isinstance(stretch, int):
                 yield np.array([stretch], np.int32)
             elif len(stretch) > MEMO_CHARACTERS:
-                yield from self._plain(stretch, owner)
+                yield from self._plain(stretch)
             else:
                 if stretch not in memo:
                     memo[stretch] = self._call(stretch)
                 yield memo[stretch]
 
-    def _plain(self, text: str, owner: str | None) -> Iterator[NDArray[np.int32]]:
+    def _plain(self, text: str) -> Iterator[NDArray[np.int32]]:
         """Yield the tokens of a long stretch without special tokens, part by part."""
-        tokens_of = self._part if owner is None else self._kept
         if len(text) <= PART_CHARACTERS:
-            yield tokens_of(text, False, owner)
+            yield self._part(text, False)
         elif not self._can_split:
             yield self._call(text)
         else:
             for number, part in enumerate(self._cuts.parts(text)):
-                yield tokens_of(part, number > 0, owner)
+                yield self._part(part, number > 0)
 
-    def _part(self, text: str, continued: bool, owner: str | None) -> NDArray[np.int32]:
+    def _part(self, text: str, continued: bool) -> NDArray[np.int32]:
         """Tokenize at most `PART_CHARACTERS`. Other text comes before a `continued` part."""
         if continued:
             return self._continued(text)
         if fits(text) or not self._can_split:
             return self._call(text)
         parts = enumerate(self._cuts.parts(text))
-        return np.concatenate([self._part(part, number > 0, owner) for number, part in parts])
+        return np.concatenate([self._part(part, number > 0) for number, part in parts])
 
     def _continued(self, part: str) -> NDArray[np.int32]:
         """Tokenize a part without the space that SentencePiece adds in front of a text. A line break before the part

@@ -118,7 +118,6 @@ class Vocabulary:
         special: bool = False,
         add_special: bool = False,
         most: int | None = None,
-        owner: str | None = None,
     ) -> NDArray[np.int32]:
         """Return the token ids of a text, int32 [n].
 
@@ -130,15 +129,13 @@ class Vocabulary:
             special: text that spells a special token becomes that token (for templates; never for untrusted text)
             add_special: add BOS and EOS if the model is configured so
             most: stop reading the text after more tokens than this, so a longer result may be incomplete
-            owner: keep the tokens of long parts for texts of the same owner that have them, too; the time then tells
-                what that owner has tokenized
 
         Raises:
             ServiceClosed: the thread was stopped (`rest_local.stop`)
             ModelError: the model is closed meanwhile
         """
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
-        return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most, owner)
+        return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most)
 
     def ship(self) -> Opener | None:
         """Return an opener for another machine, with some MB of the file, or None if the vocabulary has no file. Raises

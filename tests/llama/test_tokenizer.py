@@ -109,24 +109,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-@pytest.mark.usefixtures("small")
-def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, read: list[int]) -> None:
-    """Another owner would learn from the time that it takes what the first one has sent."""
-
-    def characters(text: str, owner: str | None) -> int:
-        """Return how many characters of a text llama.cpp gets."""
-        read.clear()
-        assert demo.tokenize(text, owner=owner).tolist() == whole(demo, text)
-        return sum(read)
-
-    demo.tokenize(CODE)  # what it finds out about the vocabulary
-    first = characters(CODE, "one")
-    assert first >= len(CODE)
-    assert characters(CODE, "one") == 0
-    assert 0 < characters(CODE + "\nmore", "one") < len(CODE) / 2, "the beginning is known"
-    assert [characters(CODE, owner) for owner in ("two", None, None)] == [first] * 3
-
-
 def test_special_tokens_and_added_tokens_are_those_of_the_whole(vocabulary_of: Real) -> None:
     text = "<|im_start|>user\nHi <s>there</s><|im_end|>\n<|begin_of_text|><|eot_id|>  x <|im_start|>"
     for vocabulary in map(vocabulary_of, ("demo", "llama-spm", "qwen2", "llama-bpe")):
