@@ -63,7 +63,6 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Image = Annotated[str, Field(min_length=1)]
 Images = Annotated[Many[Image], Field(max_length=MAX_IMAGES)]
 Think = bool | Literal["low", "medium", "high", "max", ""]
-KeepAlive = str | float
 Format = dict[str, Any] | Literal["", "json"]
 
 
@@ -102,11 +101,9 @@ class AnswerBody(NamedBody):
     options: Options = Field(default_factory=Options)
     format: Format | None = None
     stream: bool = True
-    keep_alive: KeepAlive | None = None
     think: Think | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
-    truncate: bool | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None
     rest_local: Extension | None = None
@@ -159,16 +156,12 @@ class EmbedBody(NamedBody):
     input: str | Annotated[Many[str], Field(max_length=MAX_PROMPTS)]
     truncate: bool | None = None
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
-    options: JsonObject | None = None
-    keep_alive: KeepAlive | None = None
 
 
 class OldEmbedBody(NamedBody):
     """The body of POST /api/embeddings, which came before /api/embed."""
 
     prompt: str = ""
-    options: JsonObject | None = None
-    keep_alive: KeepAlive | None = None
 
 
 class ShowBody(NamedBody):
