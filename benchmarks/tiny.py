@@ -209,17 +209,21 @@ def tiny(
     n_ctx: int = 2048,
     seed: int = 1,
     quant: str = "F32",
-    vocab: int = 384,
+    vocab: int | Path = 384,
     tensors_per_file: int = 0,
 ) -> Path:
     """Write a tiny model of `arch` (one of ARCHITECTURES) and return the path. It has about 1 MB and takes 20 ms.
 
     llama, qwen2 and qwen2vl (for images) are dense, gemma3 and gpt-oss (with experts) have a sliding window of 32 in
     every second layer, mamba is recurrent, lfm2 is hybrid. `quant`: F32, F16 or Q8_0 for the matrices. `vocab`: number
-    of tokens with padding. `seed`: of the weights. `tensors_per_file`: write several files and return the first.
+    of tokens with padding, or a GGUF whose vocabulary and chat template are copied. `seed`: of the weights.
+    `tensors_per_file`: write several files and return the first.
     """
     builder = Builder(seed, quant)
-    vocabulary = gguf_file.byte_vocabulary(vocab)
+    if isinstance(vocab, Path):
+        vocabulary = gguf_file.copied_vocabulary(vocab)
+    else:
+        vocabulary = gguf_file.byte_vocabulary(vocab)
     keys = {
         "general.name": f"tiny {arch}",
         "block_count": n_layers,
