@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from edited import IDENTITY, Bytes, Folder
+from edited import Bytes, Folder, merge_all
 
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.files import Files
@@ -14,12 +14,10 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import stagings
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
-from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add
 
 SMALL = 30
 MUCH = "much\n" * 20
-HOW = ["update", "add", "forget", "merge", "rebuild"]
+HOW = ["update", "forget", "merge", "rebuild"]
 
 
 def prepared(directory: Path) -> Folder:
@@ -45,12 +43,10 @@ def change(folder: Folder, how: str, files: Files) -> None:
     known = Bytes()
     if how == "update":
         folder.update(files=files, merging=True)
-    elif how == "add":
-        add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=IDENTITY, files=files)
     elif how == "forget":
         forget(folder.path, {str(folder.source / "s.py")}, files=files)
     elif how == "merge":
-        merge(folder.path, everything=True, files=files)
+        merge_all(folder.path, files=files)
     elif how == "rebuild":
         build_datastore(folder.path, [folder.source], vocabulary=known, files=files)
 

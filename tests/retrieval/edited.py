@@ -1,17 +1,21 @@
 """A folder of files, the datastore that is kept up to date with it, and what it must hold."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import alive
-from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.update.updating import Updated, update
+from rest_local.retrieval.documents import Document, alive
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import Manifest, VocabularyId
+from rest_local.retrieval.update import merging
+from rest_local.retrieval.update.merging import segments_without
+from rest_local.retrieval.update.updating import Updated, put, update
 
 LONG_AGO = 1_600_000_000
 
@@ -66,6 +70,23 @@ class Folder:
         """Return the text of each file, by the name that the datastore has for it."""
         files = [path for path in self.source.rglob("*") if path.is_file()]
         return {str(path): path.read_text() for path in files}
+
+
+def store_documents(path: Path, documents: Sequence[tuple[str, np.ndarray]]) -> None:
+    """Add documents of no file, such as those of the standard input."""
+    new = [Document(name, tokens) for name, tokens in documents]
+    with locked(path), Datastore.open(path) as store:
+        entries = segments_without(store, {document.name for document in new})
+        put(store, entries, new, store.manifest.recipe, Files())
+
+
+def merge_all(path: Path, **options: Any) -> Manifest | None:
+    """Merge all segments, as far as they fit into one, and drop deleted text, whatever is due."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "FANOUT", 2)
+        patch.setattr(merging, "SMALL_SEGMENT", 1 << 26)
+        patch.setattr(merging, "DEAD", 0.0)
+        return merging.merge(path, **options)
 
 
 def texts_in(path: Path) -> dict[str, str]:

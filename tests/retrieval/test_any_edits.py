@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edited import IDENTITY, Bytes, Folder, texts_in
+from edited import Bytes, Folder, merge_all, store_documents, texts_in
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -21,7 +21,6 @@ from rest_local.retrieval.sources import from_recipe
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import excluding, forget_where
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add
 
 NAMES = st.sampled_from([f"{folder}{name}.py" for folder in ("", "sub/") for name in "abcd"])
 TEXTS = st.text("xyz ", min_size=1, max_size=30)
@@ -86,13 +85,12 @@ class Edits(RuleBasedStateMachine):
 
     @rule(name=STORED, text=TEXTS)
     def store(self, name: str, text: str) -> None:
-        known = Bytes()
-        add(self.folder.path, [(name, known.tokenize(text))], vocabulary=IDENTITY)
+        store_documents(self.folder.path, [(name, Bytes().tokenize(text))])
         self.held[name] = text
 
     @rule(everything=st.booleans())
     def merge(self, everything: bool) -> None:
-        merge(self.folder.path, everything=everything)
+        (merge_all if everything else merge)(self.folder.path)
 
     @rule(name=NAMES | STORED, exclude=st.booleans())
     def forget(self, name: str, exclude: bool) -> None:

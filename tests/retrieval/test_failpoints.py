@@ -229,6 +229,6 @@ def test_a_directory_that_cannot_be_written_is_one_error(folder: Folder, how: st
     with files_up_to(150), pytest.raises(DatastoreUnwritable, match="EFBIG"):
         change(folder, how, Files())
     assert commit_of(folder.path) == before
-    change(folder, "add", Files())
+    change(folder, "update", Files())
     assert left_over(folder.path) == set()
     assert sorted(folder.path.iterdir()) != paths

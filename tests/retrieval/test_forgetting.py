@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from edited import Folder, text_on_disk, texts_in
+from edited import Folder, merge_all, text_on_disk, texts_in
 
 from rest_local.errors import OptionError
 from rest_local.retrieval.building.indexing import recipe_of
@@ -17,7 +17,6 @@ from rest_local.retrieval.update.forgetting import (
     forget,
     forget_where,
 )
-from rest_local.retrieval.update.merging import merge
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_what_is_known_of_deleted_copies_goes_too(folder: Folder) -> None:
     """A segment of which only a file state is deleted, because another file has the same content."""
     copy = folder.write("copy.py", "secret two")
     folder.update()
-    merge(folder.path, everything=True)
+    merge_all(folder.path)
     folder.delete("copy.py")
     folder.write("z.py", "last")
     folder.update()

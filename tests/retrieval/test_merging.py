@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edited import IDENTITY, Bytes, Folder, live_tokens, text_on_disk, texts_in
+from edited import IDENTITY, Bytes, Folder, live_tokens, merge_all, store_documents, text_on_disk, texts_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,6 @@ from rest_local.retrieval.staging import MERGE
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, merge, segments_without, tier_of
-from rest_local.retrieval.update.updating import add
 
 CAP = SMALL_SEGMENT * FANOUT**4
 
@@ -43,11 +42,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 def test_all_segments_become_one_without_deleted_text(folder: Folder) -> None:
     assert len(live_tokens(folder.path)) == 4
-    merged = merge(folder.path, everything=True)
+    merged = merge_all(folder.path)
     assert merged == read_manifest(folder.path)
     assert [(entry.documents, entry.states, entry.dead, entry.gone) for entry in merged.segments] == [(3, 4, b"", b"")]
     assert texts_in(folder.path) == folder.texts()
-    assert merge(folder.path, everything=True) is None
+    assert merge_all(folder.path) is None
     assert list(folder.path.glob("staging-*")) == []
 
 
@@ -59,7 +58,7 @@ def test_what_is_due_is_merged_by_itself(folder: Folder) -> None:
 
 
 def test_a_segment_of_mostly_deleted_text_is_written_again_alone(folder: Folder) -> None:
-    merge(folder.path, everything=True)
+    merge_all(folder.path)
     for name in ("a.py", "b.py", "copy.py"):
         folder.delete(name)
     folder.update()
@@ -91,7 +90,7 @@ def test_what_is_deleted_during_a_merge_stays_deleted(folder: Folder) -> None:
         folder.write("new.py", "new")
         folder.update()
 
-    merge(folder.path, everything=True, files=During(other))
+    merge_all(folder.path, files=During(other))
     assert texts_in(folder.path) == folder.texts()
 
 
@@ -107,7 +106,7 @@ def test_what_is_deleted_of_an_input_that_stays_does_not_come_back(
     folder.build()
     documents = [(name, known.tokenize(name)) for name in ("stored:x", "stored:y")]
     monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
-    add(folder.path, documents, vocabulary=IDENTITY)
+    store_documents(folder.path, documents)
     inputs = {entry.name for entry in read_manifest(folder.path).segments}
 
     def other() -> None:
@@ -118,7 +117,7 @@ def test_what_is_deleted_of_an_input_that_stays_does_not_come_back(
         forget_by_mask(folder.path, "stored:x")
         assert inputs <= {entry.name for entry in read_manifest(folder.path).segments}, "no input is gone"
 
-    merge(folder.path, everything=True, files=During(other))
+    merge_all(folder.path, files=During(other))
     assert texts_in(folder.path) == {**folder.texts(), "stored:y": "stored:y"}
     assert inputs.isdisjoint(entry.name for entry in read_manifest(folder.path).segments), "the merge was published"
 
@@ -138,13 +137,13 @@ def test_everything_deleted_during_a_merge(folder: Folder) -> None:
         folder.write("new.py", "new")
         folder.update()
 
-    merge(folder.path, everything=True, files=During(other))
+    merge_all(folder.path, files=During(other))
     assert texts_in(folder.path) == folder.texts() == {str(folder.source / "new.py"): "new"}
 
 
 def test_a_merge_whose_input_is_gone_is_dropped_and_done_again(folder: Folder) -> None:
     removed = str(folder.source / "b.py")
-    merge(folder.path, everything=True, files=During(lambda: forget(folder.path, {removed})))
+    merge_all(folder.path, files=During(lambda: forget(folder.path, {removed})))
     assert texts_in(folder.path) == {name: text for name, text in folder.texts().items() if name != removed}
     assert not any("beta" in text for text in text_on_disk(folder.path))
     assert len(live_tokens(folder.path)) == 1
@@ -157,14 +156,14 @@ def test_damage_is_not_written_again_under_a_new_checksum(folder: Folder) -> Non
     file.write_bytes(data)
     before = read_manifest(folder.path)
     with pytest.raises(DatastoreCorrupt):
-        merge(folder.path, everything=True)
+        merge_all(folder.path)
     assert read_manifest(folder.path) == before
 
 
 def test_no_segment_beyond_the_cap(tmp_path: Path) -> None:
     documents = [(f"stored:{n}", np.full(9, n, np.int32)) for n in range(20)]
     build(tmp_path / "store", documents, vocabulary=IDENTITY, segment_tokens=10)
-    merge(tmp_path / "store", everything=True, most=45)
+    merge_all(tmp_path / "store", most=45)
     assert sorted(live_tokens(tmp_path / "store")) == [40] * 5
     assert len(texts_in(tmp_path / "store")) == 20
 

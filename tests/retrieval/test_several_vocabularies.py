@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from edited import Bytes
 from failpoints import Named, kills, put_tree
@@ -24,7 +23,6 @@ from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import folder, indexes
 from rest_local.retrieval.staging import remove_index
 from rest_local.retrieval.update.forgetting import forget
-from rest_local.retrieval.update.updating import add
 
 THIRD = VocabularyId("ef" * 32, 1000, "third")
 
@@ -207,20 +205,13 @@ def test_files_of_other_origin_and_links_are_left_alone(both: Path, tmp_path: Pa
     assert content_of(outside) == OLD
 
 
-def ids(*tokens: int) -> np.ndarray:
-    return np.array(tokens, np.int32)
-
-
-def test_documents_are_added_to_and_forgotten_from_one_vocabulary(both: Path) -> None:
-    add(both, [("more", ids(1, 2))], vocabulary=OTHER)
-    assert (held(both, VOCABULARY), held(both, OTHER)) == (OLD, {**NEW, "more": [1, 2]})
-    assert forget(both, set(NEW), vocabulary_hash=OTHER.hash) == len(NEW)
-    assert held(both, OTHER) == {"more": [1, 2]}
-    with pytest.raises(DatastoreVocabulary):  # it would hold this document and nothing else of the datastore
-        add(both, [("more", ids(1, 2))], vocabulary=THIRD)
+def test_documents_are_forgotten_from_one_vocabulary(both: Path) -> None:
+    kept, *others = NEW
+    assert forget(both, set(others), vocabulary_hash=OTHER.hash) == len(others)
+    assert (held(both, VOCABULARY), held(both, OTHER)) == (OLD, {kept: NEW[kept]})
     with pytest.raises(DatastoreVocabulary):
         forget(both, set(OLD), vocabulary_hash=THIRD.hash)
-    assert forget(both, {"more"}, vocabulary_hash=OTHER.hash, whole=True) == 1
+    assert forget(both, {kept}, vocabulary_hash=OTHER.hash, whole=True) == 1
     assert indexes(both) == [both]
     assert held(both, VOCABULARY) == OLD
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited import merge_all, store_documents
 from hypothesis import given
 from hypothesis import strategies as st
 from stores import VOCABULARY, array
@@ -19,8 +20,6 @@ from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import Manifest
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.update.forgetting import forget
-from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["caf\udce9.py", "a/b.c", ""])
 STATES = st.builds(
@@ -149,10 +148,10 @@ def test_the_states_are_those_that_were_written() -> None:
 
 
 def test_it_can_be_changed_and_merged(thawed: Path) -> None:
-    add(thawed, [("stored:2", array([6]))], vocabulary=VOCABULARY)
+    store_documents(thawed, [("stored:2", array([6]))])
     assert read_manifest(thawed).revision > read_manifest(FROZEN).revision == 2
     forget(thawed, {"/src/copy.py"})
-    merge(thawed, everything=True)
+    merge_all(thawed)
     kept = {name: tokens for name, tokens in KEPT.items() if name != "/src/copy.py"}
     assert held(thawed) == {**kept, "stored:2": [6]}
     (entry,) = read_manifest(thawed).segments

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from changes import left_over, opened, set_small
 from click.testing import CliRunner
-from edited import IDENTITY, Bytes, Folder
+from edited import IDENTITY, Bytes, Folder, merge_all
 from failpoints import Killed, kills, put_tree, shape
 from test_failpoints import commit_of
 from traces import SECRET, traces
@@ -29,7 +29,7 @@ from rest_local.retrieval.history import History, forget_history, history_home, 
 from rest_local.retrieval.staging import clear, remove, staging
 from rest_local.retrieval.update.forgetting import forget, names_in
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add, update
+from rest_local.retrieval.update.updating import update
 from rest_local.retrieval.update.watching import MODIFIED, Batch, Target, Watcher
 
 KNOWN = Bytes()
@@ -54,12 +54,8 @@ def _update(home: Path, files: Files) -> None:
     of(home).update(files=files, merging=True)
 
 
-def _add(home: Path, files: Files) -> None:
-    add(home / "store", [(NAME, KNOWN.tokenize(SECRET))], vocabulary=IDENTITY, files=files)
-
-
 def _merge(home: Path, files: Files) -> None:
-    merge(home / "store", everything=True, files=files)
+    merge_all(home / "store", files=files)
 
 
 def _forget(home: Path, files: Files) -> None:
@@ -108,7 +104,6 @@ WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "first build of texts": (nothing, _build_of_texts),
     "build": (with_other_text, _build),
     "update and merge": (with_other_text, _update),
-    "add": (with_other_text, _add),
     "merge": (with_secret, _merge),
     "rebuild": (with_secret, _build),
     "forget": (with_secret, _forget),
@@ -232,7 +227,7 @@ def left_by_dead_writers(store: Path) -> list[Path]:
     return left
 
 
-@pytest.mark.parametrize("way", ["forget", "merge", "add", "build"])
+@pytest.mark.parametrize("way", ["forget", "merge", "build"])
 def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
     """So a full disk has room again: the first new file comes when everything old is gone."""
     home = base / "home"
@@ -247,7 +242,6 @@ def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
     work: dict[str, Callable[[], object]] = {
         "forget": lambda: forget(home / "store", {str(base / SOURCE / "a.py")}, files=First()),
         "merge": lambda: merge(home / "store", files=First()),
-        "add": lambda: _add(home, First()),
         "build": lambda: _build(home, First()),
     }
     work[way]()

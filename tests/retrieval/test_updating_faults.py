@@ -1,4 +1,4 @@
-"""Updates, additions and merges at once, and under the eyes of readers. `test_failpoints` kills them at every step."""
+"""Updates and merges at once, and under the eyes of readers. `test_failpoints` kills them at every step."""
 
 import threading
 from collections.abc import Callable
@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from changes import prepared, set_small
-from edited import IDENTITY, Bytes, Folder, texts_in
+from edited import Folder, texts_in
 
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_writers_of_all_kinds_at_once(tmp_path: Path) -> None:
-    """Two updaters, a merger and one that adds, while the files change: nothing is lost in the end."""
+    """Two updaters and a merger, while the files change: nothing is lost in the end."""
     folder = prepared(tmp_path)
     done = threading.Event()
     errors: list[BaseException] = []
@@ -36,12 +35,10 @@ def test_writers_of_all_kinds_at_once(tmp_path: Path) -> None:
         except BaseException as error:
             errors.append(error)
 
-    known = Bytes()
     kinds: list[Callable[[], object]] = [
         folder.update,
         folder.update,
         lambda: merge(folder.path),
-        lambda: add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=IDENTITY),
     ]
     threads = [threading.Thread(target=again, args=(kind,)) for kind in kinds]
     for thread in threads:
@@ -58,7 +55,7 @@ def test_writers_of_all_kinds_at_once(tmp_path: Path) -> None:
             thread.join()
     assert errors == []
     folder.update()
-    assert texts_in(folder.path) == {**folder.texts(), "stored:x": "x"}
+    assert texts_in(folder.path) == folder.texts()
 
 
 def texts_of(store: Datastore) -> tuple[int, set[str]]:

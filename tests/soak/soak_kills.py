@@ -30,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = (
 
 import pytest
 from changes import left_over, set_small
-from edited import Bytes, Folder, text_on_disk, texts_in
+from edited import Bytes, Folder, merge_all, text_on_disk, texts_in
 from failpoints import Named
 
 from rest_local.errors import DatastoreLocked
@@ -41,8 +41,7 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import from_recipe
 from rest_local.retrieval.update import watching
 from rest_local.retrieval.update.forgetting import forget
-from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.updating import add, roots_of, update
+from rest_local.retrieval.update.updating import roots_of, update
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "10000"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", "1"))
@@ -134,15 +133,6 @@ class Chain:
 
         return Change("update", lambda path, files: update(path, vocabulary=KNOWN, merging=merging, files=files), model)
 
-    def add(self) -> Change:
-        name, text = f"stored:{self.draw.randrange(5)}", self.text()
-        documents = [(name, KNOWN.tokenize(text))]
-        return Change(
-            "add",
-            lambda path, files: add(path, documents, vocabulary=IDENTITY, files=files),
-            lambda state: with_texts(state, {name: text}),
-        )
-
     def forget(self) -> Change:
         held = sorted(name for name, _ in self.state.texts if not name.endswith("always.py"))
         names = set(self.draw.sample(held, min(len(held), 2)))
@@ -153,7 +143,7 @@ class Chain:
         )
 
     def merge(self) -> Change:
-        return Change("merge", lambda path, files: merge(path, everything=True, files=files), lambda state: state)
+        return Change("merge", lambda path, files: merge_all(path, files=files), lambda state: state)
 
     def watch(self) -> Change:
         """Return a watch that sees one event, and ends: a full update."""
@@ -173,7 +163,7 @@ class Chain:
 
     def any(self) -> Change:
         """Return any change."""
-        often = [self.update, self.add, self.forget, self.merge, self.watch]
+        often = [self.update, self.forget, self.merge, self.watch]
         return self.draw.choice([*often, *often, self.build])()
 
     # Doing them
@@ -258,7 +248,7 @@ class Chain:
         change = self.any()
         self.run(change, Files())
         self.check([change], [0])
-        for last in (self.update, self.add):
+        for last in (self.update, self.update):
             change = last()
             self.run(change, Files())
             self.check([change], [0])

@@ -25,9 +25,7 @@ from rest_local.errors import DatastoreCorrupt, DatastoreLocked
 from rest_local.retrieval.building.build import (
     SEGMENT_TOKENS,
     SMALL_SEGMENT,
-    Progress,
     commit,
-    no_progress,
     write_segments,
 )
 from rest_local.retrieval.datastore import Datastore
@@ -62,31 +60,26 @@ def merge(
     path: Path,
     *,
     vocabulary_hash: str | None = None,
-    everything: bool = False,
     most: int = SEGMENT_TOKENS,
-    progress: Progress | None = None,
     files: Files | None = None,
-    mmap: bool | None = None,
 ) -> Manifest | None:
     """Merge the due segments of the index for a vocabulary (None: the first one). Returns the newest commit, or None if
     there was nothing to do, or another process merges already.
 
-    `everything` makes as few segments as possible, without deleted text. `most` limits the tokens of a segment, which
-    bounds memory. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked,
-    DatastoreUnwritable. After an error the old commit is intact.
+    `most` limits the tokens of a segment, which bounds memory. After an error the old commit is intact. Raises
+    DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable.
     """
-    files, progress, done = files or Files(), progress or no_progress, None
+    files, done = files or Files(), None
     clear(path, files)
     while True:
         with contextlib.ExitStack() as stack:
-            mapped = mmap is not False
-            store = stack.enter_context(Datastore.open(path, vocabulary_hash=vocabulary_hash, mmap=mapped))
+            store = stack.enter_context(Datastore.open(path, vocabulary_hash=vocabulary_hash, mmap=True))
             sizes = []
             for index, entry in enumerate(store.manifest.segments):
                 starts, dead = store.table(index).starts, numbers_in(entry.dead)
                 gone = int((starts[dead + 1] - starts[dead]).sum())
                 sizes.append(Size(entry.tokens - gone, gone))
-            chosen = chosen_of(sizes, most, everything)
+            chosen = chosen_of(sizes, most)
             if not chosen:
                 return done
             try:
@@ -94,19 +87,16 @@ def merge(
             except DatastoreLocked:
                 return done
             try:
-                staged = _write(store, chosen, place, most, progress, files)
+                staged = _write(store, chosen, place, most, files)
                 done = _publish(store, chosen, staged, files) or done
             except (DatastoreCorrupt, FileNotFoundError):  # A newer commit may have deleted an input.
                 if read_manifest(store.directory) == store.manifest:
                     raise
 
 
-def chosen_of(sizes: Sequence[Size], most: int = SEGMENT_TOKENS, everything: bool = False) -> list[int]:
+def chosen_of(sizes: Sequence[Size], most: int = SEGMENT_TOKENS) -> list[int]:
     """Return the numbers of the segments to merge now, those of the lowest tier first; none if nothing is due."""
     smallest_first = sorted(range(len(sizes)), key=lambda index: sizes[index].live)
-    if everything:
-        fitting = _fitting(smallest_first, sizes, most)
-        return fitting or [index for index in smallest_first if sizes[index].dead][:1]
     for tier in sorted({tier_of(size.live) for size in sizes}):
         members = [index for index in smallest_first if tier_of(sizes[index].live) == tier]
         if len(members) >= FANOUT and (fitting := _fitting(members, sizes, most)):
@@ -130,16 +120,14 @@ def _fitting(members: Sequence[int], sizes: Sequence[Size], most: int) -> list[i
     return list(members[:count]) if count > 1 else []
 
 
-def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, progress: Progress, files: Files) -> Staged:
+def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, files: Files) -> Staged:
     """Write the merged segment of the chosen ones into a staging directory."""
     entries = store.manifest.segments
     store.check([entries[index] for index in chosen])  # or damaged text would get a new, valid checksum
     documents = (document for index in chosen for document in store.each_document(index))
     vocabulary = store.manifest.vocabulary
     with mapping_os_errors(place):
-        written = write_segments(
-            place, documents, vocabulary=vocabulary, progress=progress, segment_tokens=most, files=files
-        )
+        written = write_segments(place, documents, vocabulary=vocabulary, segment_tokens=most, files=files)
     return Staged(place, written)
 
 

@@ -23,9 +23,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound, InputInvalid, printable
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, InputInvalid, printable
 from rest_local.retrieval.building.build import (
-    SEGMENT_TOKENS,
     SMALL_SEGMENT,
     Progress,
     commit,
@@ -35,9 +34,8 @@ from rest_local.retrieval.building.build import (
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, DocumentTokenizer, FileState, Text, counted, tokenize_documents
 from rest_local.retrieval.files import WAIT_S, Files, locked, mapping_os_errors
-from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
-from rest_local.retrieval.home import find, read_manifest
-from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.format import Manifest, SegmentEntry
+from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import Walk, resolved
@@ -45,8 +43,6 @@ from rest_local.retrieval.staging import Staged, clear, staging
 from rest_local.retrieval.update.merging import Entries, live_states, merge, segments_without, unstated
 
 log = logging.getLogger("rest_local.datastore")
-
-AT_ONCE = 1 << 20  # `add` merges up to so many tokens after its commit, in a quarter of a second
 
 _ATTEMPTS = 5
 
@@ -106,48 +102,6 @@ def update(
     return _again(job, merging, lambda base: _update(job, base, only, missing))
 
 
-def _merge(
-    path: Path, vocabulary_hash: str, files: Files, mmap: bool | None, most: int = SEGMENT_TOKENS
-) -> Manifest | None:
-    """Merge the due segments after a commit, which is not undone if that fails."""
-    try:
-        return merge(path, vocabulary_hash=vocabulary_hash, most=most, files=files, mmap=mmap)
-    except DatastoreError as error:
-        log.warning("the change is committed, but its segments could not be merged: %s", error)
-        return None
-
-
-def add(
-    path: Path,
-    documents: Sequence[tuple[str, Int32Array]],
-    *,
-    vocabulary: VocabularyId,
-    recipe: Mapping[str, Any] | None = None,
-    files: Files | None = None,
-    mmap: bool | None = None,
-) -> Manifest:
-    """Add documents (name, token ids) to the index for this vocabulary, in place of those with the same names. Creates
-    a datastore that does not exist, but not an index that an existing one lacks, which would hold these documents
-    alone.
-
-    `recipe` is that of a new datastore. Raises DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary,
-    DatastoreLocked, DatastoreUnwritable, and CorpusEmpty without any token. After an error the existing datastore is
-    intact.
-    """
-    files, directory = files or Files(), find(path, vocabulary.hash)
-    new = [Document(name, tokens) for name, tokens in documents]
-    clear(path, files)
-    with locked(directory, WAIT_S, make=files):
-        try:
-            store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
-        except DatastoreNotFound:
-            return commit(directory, new, vocabulary=vocabulary, recipe=recipe, files=files)
-        with store:
-            entries = segments_without(store, {document.name for document in new})
-            manifest = put(store, entries, new, store.manifest.recipe, files)
-    return _merge(path, vocabulary.hash, files, mmap, AT_ONCE) or manifest
-
-
 @dataclass(frozen=True)
 class _Job:
     """The arguments of an update."""
@@ -172,7 +126,11 @@ def _again(job: _Job, merging: bool, attempt: Callable[[Datastore], Updated]) ->
                 updated = attempt(base)
             except (_Moved, FileNotFoundError):  # A newer commit deleted a file, or `forget` a staging directory.
                 continue
-        merged = _merge(job.path, job.vocabulary.hash, job.files, None) if merging else None
+        try:
+            merged = merge(job.path, vocabulary_hash=job.vocabulary.hash, files=job.files) if merging else None
+        except DatastoreError as error:
+            log.warning("the change is committed, but its segments could not be merged: %s", error)
+            return updated
         return replace(updated, manifest=merged) if merged else updated
     raise DatastoreLocked(job.path, "other writers, one after another")
 
