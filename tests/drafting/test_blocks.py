@@ -17,9 +17,10 @@ from test_head_texts import MOVES, N_CTX, N_TEXTS, Followed, Moves, Place, follo
 from benchmarks.peer_drafts import opened
 from benchmarks.tiny_heads import tiny_dflash, tiny_predictable
 from rest_local import Engine
+from rest_local.drafting.models import heads
 from rest_local.drafting.models.blocks import BlockText
 from rest_local.drafting.models.drafter import Drafter, Query
-from rest_local.drafting.models.heads import Floats, HeadText
+from rest_local.drafting.models.heads import KEPT, Floats, HeadText
 
 SIZE = 9
 
@@ -125,6 +126,16 @@ def test_a_path_off_the_candidates_or_beyond_the_block_has_no_answer(place: Bloc
     assert not one.ask([never])
     assert not one.ask([path[0], never, path[2]])
     assert not one.ask([*path[:-1], never])
+
+
+def test_a_block_sees_all_of_a_text_whose_features_take_too_much_memory(
+    place: BlockPlace, texts: list[HeadText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "KEPT_BYTES", 0)
+    (one,) = followed(place, texts, 4 * KEPT)
+    assert one.text.n_waiting <= 2 * KEPT
+    monkeypatch.undo()
+    check_all_depths(one)
 
 
 def test_a_block_has_to_fit_the_context(place: BlockPlace, texts: list[HeadText]) -> None:

@@ -95,7 +95,8 @@ class DFlash(LayerHead):
         for begin in range(0, len(texts), together):
             batch = Rows()
             for text in texts[begin : begin + together]:
-                text.place((), batch)
+                text.place_waiting(batch, text.n_waiting)
+                batch.caught_up.append(text)
             if self.failed or not self._write(batch) or not self._draft(texts[begin : begin + together]):
                 return 0, 0
         return len(texts), 1
@@ -226,12 +227,6 @@ class BlockText(HeadText):
             return ()
         return block[-1][before[-1]]
 
-    def place(self, path: tuple[int, ...], batch: Rows) -> None:
-        """Add the waiting features to a pass."""
-        for i, (token, row) in enumerate(self._pending):
-            batch.add(self, (), token, self._done + i, self.seq, row, own=False, wanted=False)
-        batch.caught_up.append(self)
-
     def place_block(self, batch: Rows) -> None:
         """Add the root and the masks after it to a pass."""
         tokens = [self.root] + [self._drafter.mask] * (self._drafter.size - 1)
@@ -243,6 +238,16 @@ class BlockText(HeadText):
         """Note that the waiting features are in the cells."""
         self._done = self._seen
         self._pending.clear()
+
+    def _make_room(self, n: int) -> None:
+        """Write the `n` oldest waiting features at once: 0.7% of what the model takes for their tokens (five layers'
+        keys and values of a model of 64 layers), and a block sees all of a long prompt.
+        """
+        batch = Rows()
+        self.place_waiting(batch, n)
+        if self._drafter._run(batch):
+            del self._pending[:n]
+            self._done += n
 
     def _drop_drafted(self) -> None:
         """Free the cells of the block, and forget it."""

@@ -102,7 +102,7 @@ class Mtp(Head):
         for layer in range(self.n_layers):
             batch = Rows()
             for text in texts:
-                text.place((), batch)
+                text.place_waiting(batch, text.n_waiting)
             for text in texts:
                 text.place_chain(batch)
             if not self._run_layer(layer, batch):
@@ -152,11 +152,6 @@ class ChainedText(HeadText):
         """Note that the pending pairs are in the cells for every layer."""
         self._done = self._seen
         self._pending.clear()
-
-    def place(self, path: tuple[int, ...], batch: Rows) -> None:
-        """Add the pending pairs to a pass."""
-        for i, (token, row) in enumerate(self._pending):
-            batch.add(self, (), token, self._head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
 
     def place_chain(self, batch: Rows) -> None:
         """Add the root and what is drafted after it to a pass."""

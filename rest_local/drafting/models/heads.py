@@ -495,9 +495,13 @@ class HeadText(DraftText):
         del self._recent[:-KEPT]
         most = max(KEPT, KEPT_BYTES // (4 * self._head.width))
         if (excess := len(self._pending) - most) > KEPT:  # It is not done at every step.
-            pending, done = self._pending[excess:], self._done + excess
-            self.reset()
-            self._pending, self._done = pending, done
+            self._make_room(excess)
+
+    def _make_room(self, n: int) -> None:
+        """Forget the `n` oldest waiting pairs, and begin anew after them."""
+        pending, done = self._pending[n:], self._done + n
+        self.reset()
+        self._pending, self._done = pending, done
 
     # Queries
 
@@ -521,13 +525,12 @@ class HeadText(DraftText):
             return False
         begun = time.perf_counter()
         self._drop_drafted()
-        batch, part = Rows(), self._pending[: head.context.n_batch]
-        for i, (token, row) in enumerate(part):
-            batch.add(self, (), token, head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
+        batch, n = Rows(), min(len(self._pending), head.context.n_batch)
+        self.place_waiting(batch, n)
         try:
             if head._run(batch):
-                del self._pending[: len(part)]
-                self._done += len(part)
+                del self._pending[:n]
+                self._done += n
         except BaseException:  # After an interrupt, these pairs are in the cells, perhaps.
             self.reset(forget=True)
             raise
@@ -575,6 +578,11 @@ class HeadText(DraftText):
         self._tips[seq] = node
         batch.add(self, node, int(node[-1]), place, seq, state, own=True, wanted=True)
 
+    def place_waiting(self, batch: Rows, n: int) -> None:
+        """Add the `n` oldest waiting pairs to a pass."""
+        for i, (token, row) in enumerate(self._pending[:n]):
+            batch.add(self, (), token, self._head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
+
     def _place_root(self, batch: Rows) -> None:
         """Add the pending pairs and the root to a pass."""
         if (id(self), ()) in batch.placed or len(batch.tokens) + len(self._pending) >= self._head.context.max_outputs:
@@ -583,8 +591,7 @@ class HeadText(DraftText):
         if self._done > root:  # It was evaluated, but its state was dropped with the drafted tokens.
             self._head.context.remove(self.seq, self._head.place_of(root))
             self._done = root
-        for i, (token, row) in enumerate(self._pending):
-            batch.add(self, (), token, self._head.place_of(self._done + i), self.seq, row, own=False, wanted=False)
+        self.place_waiting(batch, len(self._pending))
         self._tips[self.seq] = ()
         token = int(self._text[root])
         batch.add(self, (), token, self._head.place_of(root), self.seq, self._before_root(), own=False, wanted=True)
