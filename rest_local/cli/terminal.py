@@ -257,16 +257,12 @@ REPEATS = "the answer repeats itself"
 
 
 def line_of(engine: Engine, result: Result) -> str:
-    return statistics_line(result, [store.path.name for store in engine.datastores.in_use])
-
-
-def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:
     """Return the line about an answer. A single open datastore is named in place of "datastores"."""
     speed = result.timings.predicted_per_second
     parts = [f"{speed:.{0 if speed >= 10 else 1}f} tokens/s"]
     if result.speedup is not None:
         parts.append(f"{result.speedup:.1f} x plain")
-    return ", ".join([*parts, drafted_share(result, datastores)])
+    return ", ".join([*parts, drafted_share(result, [store.path.name for store in engine.datastores.in_use])])
 
 
 def drafted_share(result: Result, datastores: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""`index add`, `update`, `forget` and `merge` with byte vocabularies in place of those of models."""
+"""`index update`, `forget` and `remove` with byte vocabularies in place of those of models."""
 
 from pathlib import Path
 
