@@ -81,8 +81,16 @@ class Engine(Closing):
     def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         """Open the model and the datastores; estimate the cost curve the first time.
 
-        unusable: decides about a datastore that cannot be opened, by default its error is raised. Takes the load time
-        of the model and, the first time, up to 15 plain steps. Raises ModelError, DatastoreError, OptionError.
+        Takes the load time of the model and, the first time, up to 15 plain steps.
+
+        Args:
+            config: what to open, and how
+            unusable: decides about a datastore that cannot be opened; by default its error is raised
+
+        Raises:
+            ModelError: the model cannot be loaded
+            DatastoreError: a datastore cannot be opened
+            OptionError: an option has a value that cannot be
         """
         self.config = config
         self.projector: Projector | None = None
@@ -116,7 +124,18 @@ class Engine(Closing):
 
     @classmethod
     def load(cls, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> Engine:
-        """Open a model (None: the default model) with the fields of `EngineConfig`. Raises as the constructor."""
+        """Open a model.
+
+        Args:
+            model: a path or a name; None is the default model
+            options: the other fields of `EngineConfig`
+
+        Returns:
+            An engine, which `close` or the end of a `with` block frees.
+
+        Raises:
+            ModelError, DatastoreError, OptionError: as the constructor
+        """
         return cls(EngineConfig(model=model, **options))
 
     @property
@@ -161,46 +180,75 @@ class Engine(Closing):
         }
 
     def generate(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Stream:
-        """Evaluate the prompt and return the stream of its continuation. `options`: the fields of `Request`.
+        """Evaluate the prompt and return the stream of its continuation.
 
-        On an engine of one slot, the stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong,
-        OptionError, DecodeFailed.
+        On an engine of one slot, the stream that ran before is cancelled.
+
+        Args:
+            prompt: text, in which special tokens count as such, or token ids
+            options: the fields of `Request`
+
+        Returns:
+            A stream, which goes on while it is iterated or waited for.
+
+        Raises:
+            PromptEmpty, PromptTooLong: the context cannot hold the prompt and a token of the answer
+            OptionError: an option has a value that cannot be
+            DecodeFailed: llama.cpp could not evaluate the prompt
         """
         return self._begin(Stream, self.request(prompt, **options))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatStream:
-        """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
-        OpenAI's form.
+        """Continue a conversation with the answer of the model.
 
-        `messages`: in OpenAI's form, rendered by the model's own chat template. Parts of type `image_url` hold images
-        as `data:` URLs, where the model has a projector. The model goes on after the text of a last message of the
-        assistant, and the answer has what comes after it.
-        `tools`: functions that the model may call, in OpenAI's form. `tool_choice`: `auto`, `none`, `required`, or an
-        object that names the function to call. `parallel_tool_calls`: a forced call may be several.
-        `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
-        `template_variables`: further names for the template, such as `enable_thinking`.
-        All others are the fields of `Request`.
+        Args:
+            messages: in OpenAI's form, rendered by the model's own chat template. Parts of type `image_url` hold images
+                as `data:` URLs if the model has a projector. The model goes on after the text of a last message of the
+                assistant, and the answer has what comes after it.
+            options: the fields of `Request`, and
+                `tools`, functions that the model may call, in OpenAI's form;
+                `tool_choice`, which is `auto`, `none`, `required`, or an object that names the function to call;
+                `parallel_tool_calls`, whether a forced call may be several;
+                `json_schema`, the schema that the text of the answer has to be valid for, or True for any JSON object;
+                `template_variables`, further names for the template, such as `enable_thinking`
 
-        Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
+        Returns:
+            A stream whose `message` is the answer in OpenAI's form.
+
+        Raises:
+            ModelError: the model has no chat template
+            TemplateFailed: its template refuses the conversation
+            PromptEmpty, PromptTooLong, OptionError, DecodeFailed: as of `generate`
         """
         request, chat = self.chat_request(messages, **options)
         return self._begin(ChatStream, request, chat)
 
     def batch(self, requests: Iterable[Request]) -> Iterator[Finished]:
-        """Answer many requests (of `request` or `chat_request`), as many at a time as there are slots, and yield each
-        as it ends, with its number among `requests`. An error ends the request that it belongs to, and no other.
+        """Answer many requests, as many at a time as there are slots.
 
-        A list is decoded in an order in which prompts that begin alike are neighbours; any other iterable in its order,
-        taken as slots become free. Closing the iterator cancels what runs. The answers of an engine of one slot are
-        decoded one after another: give `slots`.
+        An error ends the request that it belongs to, and no other. Closing the iterator cancels what runs. The answers
+        of an engine of one slot are decoded one after another: give `slots`.
+
+        Args:
+            requests: of `request` or `chat_request`. A list is decoded in an order in which prompts that begin alike
+                are neighbours, and any other iterable in its order, taken as slots become free.
+
+        Yields:
+            Each answer as it ends, with its number among `requests`.
         """
         return answers(self.decoder, requests)
 
     def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
         """Make the request that `generate` makes of its arguments, for `Service.submit`. From any thread.
 
-        Special tokens in a text prompt count as such. Of a prediction that is longer than the context and longer than
-        65 536 tokens only the beginning is used, with one warning in the log. Raises OptionError, PromptTooLong.
+        Args:
+            prompt: text, in which special tokens count as such, or token ids
+            options: the fields of `Request`. Of a prediction that is longer than the context and longer than 65 536
+                tokens only the beginning is used, with one warning in the log.
+
+        Raises:
+            OptionError: an option has a value that cannot be
+            PromptTooLong: the text has more tokens than the context
         """
         given: dict[str, Any] = {**options}
         if isinstance(prompt, str):
@@ -217,7 +265,18 @@ class Engine(Closing):
         return Request([int(token) for token in prompt], **given)
 
     def chat_request(self, messages: Sequence[Mapping[str, Any]], **given: Unpack[ChatOptions]) -> tuple[Request, Chat]:
-        """Make the request that `chat` makes, and what makes its result a message. Any thread. Raises as `chat`."""
+        """Make the request that `chat` makes. From any thread.
+
+        Args:
+            messages: as of `chat`
+            given: as the options of `chat`
+
+        Returns:
+            The request, and the `Chat` that makes its result a message.
+
+        Raises:
+            ModelError, TemplateFailed, OptionError, PromptTooLong: as of `chat`
+        """
         options: dict[str, Any] = {**given}
         of_chat = {name: options.pop(name) for name in CHAT_ONLY & options.keys()}
         chat = Chat(self.model, messages, **of_chat | {"tools": tools_of(of_chat.get("tools"))})
@@ -234,9 +293,16 @@ class Engine(Closing):
     def image_prompt(self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None) -> ImagePrompt:
         """Return the tokens of a text with images: `prompt` and `images` of a request. From any thread.
 
-        `images`: by the text that stands for each of them in `text`, such as `<image>`, the bytes of a file in PNG,
-        JPEG, GIF or WebP. `most`: tokens. Takes a tenth of a second for each image that is
-        new. Raises OptionError where there is no projector, and for what cannot be read as an image; PromptTooLong.
+        Takes a tenth of a second for each image that is new.
+
+        Args:
+            text: with a text such as `<image>` where an image stands
+            images: by that text the bytes of a file in PNG, JPEG, GIF or WebP
+            most: tokens that the result may have
+
+        Raises:
+            OptionError: there is no projector, or something cannot be read as an image
+            PromptTooLong: there are more than `most` tokens
         """
         if not images:
             return self.tokenize(text, most=most), ()
@@ -266,8 +332,13 @@ class Engine(Closing):
         """Return token ids with the model's start token and parsed special tokens. A start token in the text is not
         doubled.
 
-        Raises PromptTooLong where there are more than `most`, as soon as that is known. The number in it is then an
-        estimate, from the part of the text that was tokenized.
+        Args:
+            text: any text
+            most: tokens that the text may have
+
+        Raises:
+            PromptTooLong: there are more than `most`, as soon as that is known. The number in it is then an estimate,
+                from the part of the text that was tokenized.
         """
         vocabulary = self.model.vocabulary
         tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most).tolist()
@@ -283,7 +354,12 @@ class Engine(Closing):
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Render a conversation in the model's chat template, up to where the answer begins, as `chat` evaluates it.
-        Raises ModelError, OptionError, TemplateFailed.
+
+        Args:
+            messages: as of `chat`, without images
+
+        Raises:
+            ModelError, OptionError, TemplateFailed: as of `chat`
         """
         return Chat(self.model, messages).prompt
 

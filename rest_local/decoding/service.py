@@ -94,14 +94,35 @@ class Service(Closing):
         engine.datastores.on_change = use_datastores
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
-        """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
+        """Queue a request.
 
-        Raises what `Decoder.prepare` raises, QueueFull, ServiceClosed.
+        Args:
+            request: of `Engine.request` or `Engine.chat_request`
+            wake: called in the engine's thread when there are pieces, and with True at the end
+
+        Returns:
+            A stream, which goes on in the engine's thread. Any thread may hold it.
+
+        Raises:
+            PromptEmpty, PromptTooLong, OptionError, CannotGenerate: the request cannot be served
+            QueueFull: too many requests wait
+            ServiceClosed: the service takes no more
         """
         return self.submit_all([request], wake)[0]
 
     def submit_all(self, requests: Iterable[Request], wake: Wake | None = None) -> list[Stream]:
-        """Queue all of these requests of one client, or none. Otherwise as `submit`."""
+        """Queue all of these requests of one client, or none.
+
+        Args:
+            requests: as of `submit`
+            wake: as of `submit`, for any of them
+
+        Returns:
+            A stream for each request, in their order.
+
+        Raises:
+            RestLocalError: as of `submit`, for the first request that cannot be served
+        """
         prepared: list[tuple[_News, RequestState]] = []
         try:
             for request in requests:
@@ -129,7 +150,20 @@ class Service(Closing):
         return [Stream(state, news.wait_for, self._cancel) for news, state in prepared]
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
-        """Call something in the engine's thread, between two passes. Raises what it raises, ServiceClosed."""
+        """Call something in the engine's thread, between two passes.
+
+        Args:
+            call: is given the engine
+            timeout: seconds to wait for it; None waits as long as it takes
+
+        Returns:
+            What the call returns.
+
+        Raises:
+            ServiceClosed: the service takes no more
+            TimeoutError: it was not done in time
+            Exception: whatever the call raises
+        """
         future: Future[T] = Future()
 
         def command() -> None:
@@ -180,7 +214,11 @@ class Service(Closing):
         return {**self.engine.statistics(), "running": self.running, "waiting": self.waiting}
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests; give the current ones so many seconds to end, then end them. Again does nothing."""
+        """Refuse new requests, and end the current ones. A second call does nothing.
+
+        Args:
+            drain_seconds: what the current requests get to end by themselves
+        """
         if drain_seconds > 0:
             with self._lock:
                 self._closing = "drain"

@@ -65,7 +65,15 @@ class Stream:
         return self.state.outbox.read()
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait for the end. Raises the error that ended the answer, and TimeoutError after `timeout` seconds."""
+        """Wait for the end of the answer.
+
+        Args:
+            timeout: seconds; None waits as long as it takes
+
+        Raises:
+            TimeoutError: the answer goes on; it can be waited for again
+            RestLocalError: the error that ended the answer
+        """
         if not self._advance(lambda: self.done, timeout):
             raise TimeoutError(f"the answer is not done after {timeout} s")
         if self.error:

@@ -123,10 +123,20 @@ class Datastore(Closing):
         return int(self._offsets[-1])
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """Return continuations as `Segment.rows` does, merged over the segments. `locate` accepts the positions.
+        """Return the tokens that follow the longest matches of a context, as `Segment.rows`, merged over the segments.
 
-        Raises DatastoreCorrupt if a position on disk points outside its segment, or the size of a mapped file changed.
-        Other damage is not detected here and only gives useless rows. Ids are always below the vocabulary size.
+        Damage that no error names is not detected here and only gives useless rows.
+
+        Args:
+            context: the newest tokens, the last one last
+            limit: rows to return at most
+            depth: tokens in a row at most
+
+        Returns:
+            Rows, whose ids are below the vocabulary size and whose positions `locate` accepts.
+
+        Raises:
+            DatastoreCorrupt: a position on disk points outside its segment, or the size of a mapped file changed
         """
         self._check_sizes(CHECKED)
         try:
@@ -135,9 +145,17 @@ class Datastore(Closing):
             raise DatastoreCorrupt(self.path, OUTSIDE) from error
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """Return (match, count, positions): the longest match of `context`, its number of places, and the first places.
+        """Find the longest match of the end of a text.
 
-        `limit` bounds the returned places. Raises DatastoreCorrupt as `rows` does.
+        Args:
+            context: token ids, the last one last
+            limit: places to return at most
+
+        Returns:
+            The length of the longest match, the number of its places, and the first places, int64.
+
+        Raises:
+            DatastoreCorrupt: as of `rows`
         """
         self._check_sizes()
         try:
@@ -164,9 +182,14 @@ class Datastore(Closing):
         return matches.index(max(matches))
 
     def locate(self, position: int) -> tuple[str, int]:
-        """Return (document name, token offset in it) of a position in the text. O(log documents).
+        """Return the name of the document at a position, and the token offset in it. O(log documents).
 
-        Raises IndexError outside the text, and DatastoreCorrupt if the document table is damaged there.
+        Args:
+            position: of a row, or of `find`
+
+        Raises:
+            IndexError: the position is outside the text
+            DatastoreCorrupt: the document table is damaged there
         """
         segment, document, local = self._place(position)
         return self._name(segment, document), local - self._documents[segment].start(document)
@@ -182,9 +205,17 @@ class Datastore(Closing):
         return tokens
 
     def place(self, position: int, decode: Callable[[Sequence[int]], str]) -> tuple[str, int, int]:
-        """Return (document name, line from 1, token offset in it) of a position, for display.
+        """Return the document's name, the line from 1, and the token offset of a position, for display.
 
-        Reads and decodes the document up to the position. Raises what `before` raises.
+        Reads and decodes the document up to the position.
+
+        Args:
+            position: of a row, or of `find`
+            decode: turns tokens into text
+
+        Raises:
+            IndexError: the position is outside the text
+            DatastoreCorrupt: the document is damaged, or has an id outside the vocabulary
         """
         name, offset = self.locate(position)
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
@@ -285,10 +316,13 @@ class Datastore(Closing):
         return tokens
 
     def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
-        """Read every file of these segments (default: all), compare checksums, and return the number of bytes read.
+        """Read every file of some segments, compare checksums, and return the number of bytes read.
 
-        Raises DatastoreCorrupt if a checksum differs, and also if a newer commit has deleted the files of this
-        snapshot.
+        Args:
+            segments: of the manifest; by default all
+
+        Raises:
+            DatastoreCorrupt: a checksum differs, or a newer commit has deleted the files of this snapshot
         """
         total = 0
         for entry in self.manifest.segments if segments is None else segments:
