@@ -161,9 +161,8 @@ class DecodeContext:
         slots = self.scheduler.slots
         return None if slots.sessions is None else slots.sessions.wakes_in(slots.slots)
 
-    def use_idle_time(self, seconds: float, number: int = 0) -> None:
-        """Save idle texts for `seconds`. `number`: a name for `abort`."""
-        self.backend.breaker.number = number
+    def use_idle_time(self, seconds: float) -> None:
+        """Save idle texts for `seconds`."""
         slots = self.scheduler.slots
         if slots.sessions is not None and slots.sessions.wakes_in(slots.slots) == 0:
             slots.sessions.use_idle_time(slots.slots, seconds)

@@ -180,11 +180,11 @@ class Decoder:
         if self._context:
             self._context.backend.breaker.abort(number)
 
-    def use_idle_time(self, seconds: float, number: int = 0) -> bool:
-        """Go on, between requests, with measuring what `load` left; False if nothing is left. `number`: for `abort`."""
+    def use_idle_time(self, seconds: float) -> bool:
+        """Save idle texts, between requests; False if there is nothing to save now."""
         if self._context is None or self.idle_work_in != 0:
             return False
-        self._context.use_idle_time(seconds, number)
+        self._context.use_idle_time(seconds)
         return True
 
     @property

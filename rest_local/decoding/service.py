@@ -7,7 +7,7 @@
 
 Contract:
 
-- The thread steps while there is work and sleeps while there is none. A request breaks off what it does when idle.
+- The thread steps while there is work and sleeps while there is none.
 - The queue is bounded: a request that finds it full is refused at once, unless its client has fewer requests in it than
   its share. Requests that belong together are queued or refused together.
 - Cancelling takes effect before the next forward pass. It also breaks off the current pass, if no other request is in
@@ -78,8 +78,7 @@ class Service(Closing):
         self._lock = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()  # The thread runs them before its next pass.
         self._alive: dict[int, RequestState] = {}
-        self._step = 0  # The current one, or the last one, or idle work. All states in it are in `_alive`.
-        self._is_idle = False  # Idle work is going on.
+        self._step = 0  # The current one, or the last one. All states in it are in `_alive`.
         self._closing: Literal["", "drain", "now"] = ""
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
@@ -180,11 +179,9 @@ class Service(Closing):
         return future.result(timeout)
 
     def _command(self, command: Callable[[], None]) -> None:
-        """Have the thread run it before its next pass. Idle work is broken off. With the lock."""
+        """Have the thread run it before its next pass. With the lock."""
         self._commands.append(command)
         self._lock.notify()
-        if self._is_idle:
-            self.engine.decoder.abort(self._step)
 
     @property
     def waiting(self) -> int:
@@ -298,13 +295,11 @@ class Service(Closing):
 
     def _use_idle_time(self) -> bool:
         """Let the engine do idle work for a moment, without the lock; False where it has none."""
-        self._step, self._is_idle = next(_steps), True
         self._lock.release()
         try:
-            return self.engine.decoder.use_idle_time(IDLE_PART_S, self._step)
+            return self.engine.decoder.use_idle_time(IDLE_PART_S)
         finally:
             self._lock.acquire()
-            self._is_idle = False
 
 
 def _goes_on(state: RequestState, other: RequestState) -> bool:

@@ -336,7 +336,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
     streams: list[Any] = []
     started, submitted = threading.Event(), threading.Event()
 
-    def use_idle_time(seconds: float, number: int) -> bool:
+    def use_idle_time(seconds: float) -> bool:
         if not streams and started.wait(10):
             streams.append(service.submit(asked(engine, PROMPTS[0], 4)))
             submitted.set()
@@ -347,22 +347,3 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
         started.set()
         assert submitted.wait(10)
         assert len(streams[0].wait(60).tokens) == 4
-
-
-def test_a_request_breaks_off_idle_work(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers: list[int] = []
-    begun, broken_off = threading.Event(), threading.Event()
-
-    def use_idle_time(seconds: float, number: int) -> bool:
-        if not numbers:
-            numbers.append(number)
-            begun.set()
-            assert broken_off.wait(10)
-        return False
-
-    monkeypatch.setattr(engine.decoder, "use_idle_time", use_idle_time)
-    monkeypatch.setattr(engine.decoder, "abort", lambda number=None: broken_off.set() if number in numbers else None)
-    with Service(engine) as service:
-        assert begun.wait(10)
-        assert len(service.submit(asked(engine, PROMPTS[0], 4)).wait(60).tokens) == 4
-        assert broken_off.is_set()
