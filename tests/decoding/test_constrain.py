@@ -1,7 +1,6 @@
 """A draft node that the grammar forbids is never submitted, and constrained answers are those of plain decoding."""
 
 import hashlib
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from support.fake_backend import FakeBackend
 from support.fake_sequences import Alone, Silent
 
 from benchmarks.curves import load_curve
-from rest_local.decoding import verify
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.verify import prune
 from rest_local.drafting.sources import SOURCE_NUMBER, Lookup
@@ -64,16 +62,6 @@ def test_what_is_kept_is_what_a_walk_from_the_root_allows(tree: DraftTree) -> No
     assert pruned.probability == [tree.probability[n] for n in expected]
     assert (pruned is tree) == (len(expected) == len(tree))
     assert pruned.n_leaves == sum(not pruned.children_of(n) for n in range(len(pruned)))
-
-
-def test_branches_that_there_was_no_time_for_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The likeliest is looked at first; the clock goes on by 0.6 ms each time it is read."""
-    tree = DraftTree(max_leaves=9)
-    for token, probability in ((1, 0.1), (3, 0.7), (5, 0.2)):
-        tree.add(2, tree.add(token, ROOT, probability, CONTEXT), probability / 2, CONTEXT)
-    readings = itertools.count()
-    monkeypatch.setattr(verify, "_clock", lambda: next(readings) * 0.0006)
-    assert prune(tree, Alternating()).token == [3, 2]
 
 
 def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequence[int]) -> np.ndarray:

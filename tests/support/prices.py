@@ -14,7 +14,7 @@ import pytest
 
 from rest_local.calibration.cost import LARGEST, CostCurve, Deviations
 from rest_local.calibration.tuning import Tuning
-from rest_local.decoding import decode_context, verify
+from rest_local.decoding import decode_context
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.drafter import Drafter, PassTimes
 from rest_local.drafting.models.heads import Head
@@ -103,7 +103,6 @@ _FIXED: list[tuple[Any, str, Any, Any]] = [  # Where it is, its name, its value,
     (decode_context, "_opened", decode_context._opened, _free_drafter(decode_context._opened)),
     (decode_context, "Auto", decode_context.Auto, FixedAuto),
     (decode_context, "FRAME_MS", decode_context.FRAME_MS, 0.0),  # each step by itself
-    (verify, "_clock", verify._clock, lambda: 0.0),
     (forced, "_clock", forced._clock, lambda: 0.0),
     (segment, "perf_counter_ns", segment.perf_counter_ns, lambda: 0),
 ]
