@@ -20,13 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rest_local.errors import OptionError
 from rest_local.llama.options import Sampling
 
 if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine, Piece, Result
+    from rest_local.cli.demo import Screen
+    from rest_local.decoding.engine import Engine, Result
 
 QUESTION = "Give me three tips for writing clear code."
 KEYWORDS = frozenset(keyword.kwlist) | {"self", "this", "function", "const", "static", "void", "public", "private"}
@@ -78,16 +79,6 @@ def passage(text: str) -> str:
     found = DEFINITION.search(text)
     cut = text[found.start() if found else 0 :][:PASSAGE]
     return cut[: cut.rfind("\n") + 1] or f"{cut}\n"
-
-
-class Display(Protocol):
-    """A display of the first pair of runs."""
-
-    def begin(self, prompt: Prompt) -> None: ...
-
-    def piece(self, side: str, piece: Piece) -> None: ...
-
-    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ def compare(
     *,
     max_tokens: int,
     repeats: int,
-    display: Display | None = None,
+    display: Screen | None = None,
     seconds: float = math.inf,
 ) -> Comparison:
     """Measure a prompt by up to `2 * repeats + 2` runs; after `seconds` no pair begins. Raises as `Engine.generate`."""
@@ -186,7 +177,7 @@ def _common(answers: Sequence[Sequence[int]]) -> int:
     return next((at for at, tokens in enumerate(together) if len({*tokens}) > 1), len(together))
 
 
-def run(engine: Engine, prompt: Prompt, side: str, max_tokens: int, display: Display | None = None) -> Result:
+def run(engine: Engine, prompt: Prompt, side: str, max_tokens: int, display: Screen | None = None) -> Result:
     """Decode one answer, greedily."""
     asked = engine.chat_prompt([{"role": "user", "content": prompt.text}]) if prompt.chat else prompt.text
     policy = "off" if side == "plain" else None

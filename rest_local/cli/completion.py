@@ -89,13 +89,6 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
     return starting(found, incomplete) or paths(context, parameter, incomplete)
 
 
-def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Offer the hub repositories of the models on the disk, since another quantization may be wanted."""
-    from rest_local.catalog.stores import stored_models
-
-    return starting({model.repo for model in stored_models() if model.repo}, incomplete)
-
-
 def _folders(place: str) -> list[str]:
     """List the folders in a place, without hidden ones. The list is empty if the place cannot be read."""
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import completion, terminal
+from rest_local.cli import terminal
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, columns, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, printable
@@ -90,7 +90,7 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("name", metavar="USER/REPO[:QUANT]", shell_complete=completion.repositories)
+@click.argument("name", metavar="USER/REPO[:QUANT]")
 @option("--list", "Show what there is; download nothing.", to="list_", configurable=False)
 @json_option
 def pull(name: str, list_: bool, as_json: bool) -> None:

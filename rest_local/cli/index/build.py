@@ -20,7 +20,7 @@ from rest_local.cli.index.group import index, model_option, replace_option
 from rest_local.cli.options import memory_option, ray_option
 from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, without_messages_of_ray
-from rest_local.errors import OptionError, printable
+from rest_local.errors import OptionError
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
@@ -212,18 +212,4 @@ def _report(built: Built, seconds: float, as_json: bool) -> None:
     )
     for secret in built.skipped.secrets:
         click.echo(f"left out, as it looks like a secret (--allow-secrets takes it): {secret}")
-    for other in _others(built):
-        click.echo(printable(f"for vocabulary {other.vocabulary.name} it still holds {_about(other)}"))
     return None
-
-
-def _others(built: Built) -> list[Manifest]:
-    """Return the datastore's indexes for other vocabularies that were built from other files or in another way."""
-    from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.home import manifests
-
-    def walked(manifest: Manifest) -> list[str]:
-        return described_sources(manifest.recipe, in_full=True)
-
-    found = [manifest for manifest in manifests(built.path).values() if isinstance(manifest, Manifest)]
-    return [manifest for manifest in found if walked(manifest) != walked(built.manifest)]
