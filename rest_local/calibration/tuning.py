@@ -17,12 +17,11 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from rest_local.calibration import known
 from rest_local.calibration.cost import LARGEST, CostCurve, from_dict, is_certain, to_dict
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import N_CTX, Comparison, Drafts, compare_drafts, guarantees_exactness, self_test
@@ -72,7 +71,6 @@ class Tuning:
     estimate: str = ""  # name of the shipped curve whose shape was taken; empty if all sizes were measured
     path: Path | None = None
     seconds: float = 0.0  # duration of `tune` in this process
-    model: Mapping[str, Any] = field(default_factory=dict)  # note for `known.known_vocabularies`; older files have none
     fidelity: Fidelity = "fast"  # `fast` also if no settings were found for `same`
     longest: int = LONGEST_CHAIN  # the most drafted tokens that change no bit, as far as the first steps tell
 
@@ -115,7 +113,6 @@ class Tuning:
             "format": FORMAT, "settings": self.settings.to_dict(), "curve": to_dict(self.curve),
             "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
             "estimate": self.estimate, "fidelity": self.fidelity, "longest": self.longest,
-            known.FIELD: dict(self.model),
         })  # fmt: skip
 
     @classmethod
@@ -130,11 +127,10 @@ class Tuning:
             self_test = data["self_test"]
             enough = not self_test or guarantees_exactness(Comparison.from_dict(self_test))
             measured_at, estimate = float(data["measured_at"]), str(data["estimate"])
-            model = data.get(known.FIELD, {})
-            if not isinstance(self_test, dict) or not isinstance(model, dict) or not math.isfinite(measured_at):
+            if not isinstance(self_test, dict) or not math.isfinite(measured_at):
                 raise ValueError("not a tuning: self_test is no object, or measured_at is not finite")
             exact = data["exact"] is True and enough
-            found = cls(settings, curve, self_test, exact, measured_at, estimate, model=model)
+            found = cls(settings, curve, self_test, exact, measured_at, estimate)
             if data["fidelity"] not in get_args(Fidelity) or not 0 <= int(data["longest"]) <= LONGEST_CHAIN:
                 raise ValueError("not a tuning: fidelity or longest")
             found.fidelity, found.longest = data["fidelity"], int(data["longest"])
@@ -160,9 +156,9 @@ def tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Con
 def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Context, Tuning]:
     path: Path | None = None
     try:
-        path = cache_dir() / known.FOLDER / f"{_key(model, wanted, fidelity)}.json"
+        path = cache_dir() / "tuning" / f"{_key(model, wanted, fidelity)}.json"
         tuning = Tuning.from_json(path.read_text("utf-8"))
-        tuning.path, tuning.model = path, tuning.model or known.note_of(model)
+        tuning.path = path
         tuning.settings = resized(tuning.settings, wanted)
         return Context(model, tuning.settings), tuning
     except FileNotFoundError:
@@ -174,7 +170,7 @@ def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Co
         model.path.name,
     )
     context, tuning = _tune_anew(model, wanted, fidelity)
-    tuning.path, tuning.model = path, known.note_of(model)
+    tuning.path = path
     if fidelity == "exact":
         tuning.store()  # An estimate is stored at the end, after real steps have refined it.
     return context, tuning

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rest_local.calibration import known
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.describe import header_of, snapshots_of
 from rest_local.catalog.quantization import in_bytes
@@ -176,9 +175,6 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)
     model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
-    used = None if options.override_kv else known.known_vocabularies().get(known.key_of(path))
-    if used is not None:  # Computing it takes a third of a second for 150 000 tokens.
-        model.vocabulary.hash = used
     return model, "; ".join(filter(None, (snapshots.warning, chosen.warning, refusal)))
 
 

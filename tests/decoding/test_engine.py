@@ -14,7 +14,6 @@ from support.fake_sources import always_draft
 from support.toy import demo_model
 
 from rest_local import Engine, Sampling
-from rest_local.calibration.known import key_of
 from rest_local.catalog.describe import header_of
 from rest_local.decoding import opening
 from rest_local.decoding.config import EngineConfig
@@ -231,21 +230,6 @@ def test_no_mmap_reaches_datastores_and_history(
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
         assert len(engine.decoder.context.sources.failed) == int(mmap)
-
-
-def test_the_vocabulary_of_a_file_that_was_used_before_is_not_hashed_again(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # the false hash is kept with the curve
-    path = tiny_model("llama")
-    key = key_of(path)
-    monkeypatch.setattr("rest_local.calibration.known.known_vocabularies", lambda: {key: "known"})
-    with Engine.load(path, n_ctx=256) as engine:
-        assert engine.model.vocabulary.hash == "known"
-    changed = (*key[:2], key[2] + 1)
-    monkeypatch.setattr("rest_local.calibration.known.known_vocabularies", lambda: {changed: "known"})
-    with Engine.load(path, n_ctx=256) as engine:
-        assert len(engine.model.vocabulary.hash) == 64
 
 
 def test_overridden_keys_leave_no_hash_for_the_file(

@@ -1,5 +1,6 @@
 """Text to tokens and back, special tokens, and the hash that identifies a vocabulary."""
 
+import os
 import pickle
 import random
 import struct
@@ -18,6 +19,7 @@ from benchmarks.gguf_file import byte_vocabulary
 from benchmarks.tiny import tiny
 from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama import tokenizer as tokenizer_module
+from rest_local.llama import vocabulary as vocabulary_module
 from rest_local.llama.gguf import vocabulary_file
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
@@ -222,3 +224,25 @@ def test_a_file_that_ends_anywhere_in_its_keys_is_refused(tmp_path: Path) -> Non
         path.write_bytes(data[:length])
         with pytest.raises(ModelInvalid, match="damaged or truncated"):
             vocabulary_file(path)
+
+
+def test_the_hash_is_kept_for_the_file_and_computed_again_for_a_changed_one(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_model("llama").read_bytes())
+
+    def found() -> str:
+        monkeypatch.setattr(vocabulary_module, "_hashes", {})  # as in another process
+        with Model.open(path, vocab_only=True) as model:
+            return model.vocabulary.hash
+
+    computed = found()
+    (kept,) = (tmp_path / "cache").glob("vocabulary-*")
+    for content, expected in (("0" * 64, "0" * 64), ("damaged", computed), ("\xff", computed)):
+        kept.write_text(content, "latin-1")
+        assert found() == expected
+    kept.write_text("0" * 64)
+    os.utime(path, (1, 1))
+    assert found() == computed
