@@ -21,7 +21,7 @@ from rest_local.retrieval.documents import documents_of, states_of
 from rest_local.retrieval.files import digest_of
 from rest_local.retrieval.format import MANIFEST, SegmentEntry, VocabularyId, file_name
 from rest_local.retrieval.home import folders, read_manifest
-from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, width_of
 
 _SAMPLE = 1000
 _ATTEMPTS = 5
@@ -51,17 +51,16 @@ class Looked:
     bytes: int = 0
 
 
-def look(path: Path, directories: Iterable[Path] | None = None, *, thorough: bool = False) -> list[Looked]:
+def look(path: Path, directories: Iterable[Path] | None = None) -> list[Looked]:
     """Look at these indexes of the datastore at `path`, or at all of it.
 
     Every byte of the segments' files is read once, in little memory. The order of a segment is compared with its text
-    at _SAMPLE places, or as a whole if `thorough`, which sorts the text again: O(n log n), with the memory of a build.
-    Changes nothing and needs no lock. A commit in the meantime makes it look again.
+    at _SAMPLE places. Changes nothing and needs no lock. A commit in the meantime makes it look again.
     """
-    return [_look_at(directory, thorough) for directory in directories or (path, *folders(path))]
+    return [_look_at(directory) for directory in directories or (path, *folders(path))]
 
 
-def _look_at(directory: Path, thorough: bool, attempts: int = _ATTEMPTS) -> Looked:
+def _look_at(directory: Path, attempts: int = _ATTEMPTS) -> Looked:
     seal, faults, total = _seal_of(directory), list[Fault](), 0
     try:
         manifest = read_manifest(directory)
@@ -71,11 +70,11 @@ def _look_at(directory: Path, thorough: bool, attempts: int = _ATTEMPTS) -> Look
         unreadable = Fault(directory, MANIFEST, "version", str(error))
         return Looked((unreadable,) if os.path.lexists(directory / MANIFEST) else ())
     for entry in manifest.segments:
-        found = segment_faults(directory, entry, manifest.vocabulary, thorough=thorough)
+        found = segment_faults(directory, entry, manifest.vocabulary)
         faults += found
         total += sum(entry.files[kind].size for kind in {*entry.files} - {fault.part for fault in found})
     if faults and attempts > 1 and seal != _seal_of(directory):  # a commit came in the meantime
-        return _look_at(directory, thorough, attempts - 1)
+        return _look_at(directory, attempts - 1)
     return Looked(tuple(faults), total)
 
 
@@ -87,9 +86,7 @@ def _seal_of(directory: Path) -> bytes:
         return b""
 
 
-def segment_faults(
-    directory: Path, entry: SegmentEntry, vocabulary: VocabularyId, *, thorough: bool = False
-) -> list[Fault]:
+def segment_faults(directory: Path, entry: SegmentEntry, vocabulary: VocabularyId) -> list[Fault]:
     """Return all faults of a segment, at most one for each of its files."""
     found = _Segment(directory, entry, vocabulary)
     for kind in entry.files:
@@ -97,7 +94,7 @@ def segment_faults(
     found.check("documents", {"documents"}, found.check_documents)
     found.check("states", {"states"}, lambda: states_of(directory, entry))
     found.check("tokens", {"tokens", "documents"}, found.check_separators)
-    found.check("order", {"tokens", "order"}, found.check_whole_order if thorough else found.check_some_order)
+    found.check("order", {"tokens", "order"}, found.check_order)
     return found.faults
 
 
@@ -169,7 +166,7 @@ class _Segment:
         self.outside += int(np.count_nonzero(ids > self.vocabulary.size))
         self.ends.append(np.flatnonzero(ids == self.vocabulary.size) + at // self.width)
 
-    def check_some_order(self) -> None:
+    def check_order(self) -> None:
         """Compare neighbours in the order at places all over the file."""
         count = self.entry.files["order"].size // 4
         with self.path("order").open("rb") as order, self.path("tokens").open("rb") as tokens:
@@ -188,16 +185,4 @@ class _Segment:
                     return self.fault("order", "order", f"rank {rank} lies outside the text")
                 if len(set(entries)) < len(entries) or text(entries[0]) > text(entries[-1]):
                     return self.fault("order", "order", f"is not sorted at rank {rank}")
-        return None
-
-    def check_whole_order(self) -> None:
-        """Sort the text again, and check that the file has that order, without repetitions."""
-        order = np.fromfile(self.path("order"), "<u4")
-        if len(order) and int(order.max()) >= self.entry.tokens:
-            return self.fault("order", "order", "points outside the text")
-        kept = np.zeros(self.entry.tokens, np.bool_)
-        kept[order] = True
-        sorted_ = order_of(self.path("tokens").read_bytes(), self.width)
-        if not np.array_equal(sorted_[kept[sorted_]], order):
-            return self.fault("order", "order", "is not the order of the text")
         return None

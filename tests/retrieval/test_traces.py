@@ -20,7 +20,6 @@ from traces import SECRET, traces
 
 from rest_local.cli.main import cli
 from rest_local.errors import DatastoreLocked, DatastoreNotFound
-from rest_local.retrieval.building.build import build
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
@@ -43,11 +42,6 @@ def of(home: Path) -> Folder:
 
 def _build(home: Path, files: Files) -> None:
     build_datastore(home / "store", [home.parent / SOURCE], vocabulary=KNOWN, files=files)
-
-
-def _build_of_texts(home: Path, files: Files) -> None:
-    documents = [(str(file), KNOWN.tokenize(file.read_text())) for file in sorted((home.parent / SOURCE).iterdir())]
-    build(home / "store", documents, vocabulary=IDENTITY, files=files)
 
 
 def _update(home: Path, files: Files) -> None:
@@ -101,7 +95,6 @@ def with_secret(home: Path) -> None:
 Work = Callable[[Path, Files], None]
 WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "first build": (nothing, _build),
-    "first build of texts": (nothing, _build_of_texts),
     "build": (with_other_text, _build),
     "update and merge": (with_other_text, _update),
     "merge": (with_secret, _merge),

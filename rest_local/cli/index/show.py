@@ -21,7 +21,6 @@ from rest_local.cli.index.group import (
     recorded_model,
     vocabulary_option,
 )
-from rest_local.cli.sections import option
 from rest_local.cli.terminal import columns, counted, json_option, print_json
 from rest_local.errors import DatastoreError, DatastoreNotFound, printable
 
@@ -169,9 +168,8 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
-@option("--thorough", "Sort the text again and compare the whole order; takes the memory of a build.")
 @json_option
-def check(name: str, vocabulary: str | None, thorough: bool, as_json: bool) -> None:
+def check(name: str, vocabulary: str | None, as_json: bool) -> None:
     """Check every file of a datastore and list each fault. The exit code is 1 if there is one.
 
     Sizes, checksums and the contents of the files are checked. Leftovers of killed processes are deleted. `index
@@ -188,7 +186,7 @@ def check(name: str, vocabulary: str | None, thorough: bool, as_json: bool) -> N
         raise DatastoreNotFound(path)
     with contextlib.suppress(DatastoreError):  # It can be read even if it cannot be changed.
         clear(path)
-    looked = look(path, None if vocabulary is None else indexes_of(name, vocabulary), thorough=thorough)
+    looked = look(path, None if vocabulary is None else indexes_of(name, vocabulary))
     faults, size = [fault for one in looked for fault in one.faults], sum(one.bytes for one in looked)
     if as_json:
         print_json({"path": str(path), "ok": not faults, "bytes": size, "faults": [one.to_dict() for one in faults]})
