@@ -76,7 +76,7 @@ SLOW = (
     "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recurrent",
     "decoding/test_scheduler.py", "decoding/test_turns", "drafting/test_head_texts", "grammar/test_grammar.py",
     "llama/test_model_damaged", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
-    "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",
+    "llama/test_special", "planning/test_draft_model_queries", "planning/test_trigger",
     "retrieval/test_any_edits", "retrieval/test_datastore.py", "retrieval/test_full_disk",
     "retrieval/test_power", "retrieval/test_traces", "retrieval/test_updating_faults",
     "test_gpu_check", "test_sandbox",
