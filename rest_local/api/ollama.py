@@ -21,6 +21,7 @@ import binascii
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -40,11 +41,12 @@ from rest_local.api.bodies import (
     Message,
     ResponseFormat,
     Stop,
+    TokenId,
 )
 from rest_local.api.errors import ApiError, ollama_shape
 from rest_local.api.models import written
 from rest_local.api.openai import ChatCall, chat_logprobs
-from rest_local.api.requests import grammar_of, infill_tokens, request_of
+from rest_local.api.requests import checked_ids, grammar_of, infill_tokens, request_of
 from rest_local.api.vectors import Embed, check_embeds, embeddings
 from rest_local.chat.tools import CallStart, Content, Delta, Reasoning
 from rest_local.decoding.engine import Engine
@@ -141,13 +143,17 @@ class OllamaChatBody(AnswerBody):
 
 
 class GenerateBody(AnswerBody):
-    """The body of POST /api/generate. Without a prompt the model is loaded and nothing is generated."""
+    """The body of POST /api/generate. Without a prompt the model is loaded and nothing is generated.
+
+    `context` has the tokens of an earlier conversation, as its last answer gave them.
+    """
 
     prompt: str = ""
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
     images: Images | None = None
+    context: Many[TokenId] | None = None
 
 
 class EmbedBody(NamedBody):
@@ -316,6 +322,7 @@ class OllamaCall:
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
         self.context, self.body, self.began = context, body, began
         self.chat: ChatCall | None = None  # None if no template is used
+        self.tokens: Sequence[int] | None = None  # the prompt's tokens if the client gets them back as `context`
 
     def requests(self) -> list[Request]:
         engine, body = self.context.engine, self.body
@@ -324,10 +331,21 @@ class OllamaCall:
             self.chat = ChatCall(self.context, self.plain)
             return self.chat.requests()
         if body.raw or body.suffix or not engine.model.chat_template:
-            return self._continued(body)
-        self.plain = chat_body(body, prompt_messages(body), None)
-        self.chat = ChatCall(self.context, self.plain)
-        return self.chat.requests()
+            requests = self._continued(body)
+        else:
+            self.plain = chat_body(body, prompt_messages(body), None)
+            self.chat = ChatCall(self.context, self.plain)
+            requests = self.chat.requests()
+        if body.context:
+            (made,) = requests
+            prompt, ids = list(made.prompt), engine.model.vocabulary.ids
+            # BOS must not occur again within the text, but some models begin each turn with the same token.
+            if prompt[:1] == [ids.bos] and (ids.add_bos or ids.bos not in prompt[1:]):
+                del prompt[0]
+            requests = [replace(made, prompt=[*checked_ids(engine, body.context), *prompt])]
+        if not (body.raw or body.suffix or body.images):  # Images have no ids that a client could send back.
+            self.tokens = requests[0].prompt
+        return requests
 
     def _continued(self, body: GenerateBody) -> list[Request]:
         """Make the request that continues text without a template."""
@@ -352,7 +370,7 @@ class OllamaAnswer(Answer[GenerationBody]):
 
     def __init__(self, call: OllamaCall, answered: Sequence[HasResult]) -> None:
         super().__init__(call.context, call.plain, answered, [call.chat.made.parser()] if call.chat else [])
-        self._began = call.began
+        self._began, self._tokens = call.began, call.tokens
         self._of_chat = isinstance(call.body, OllamaChatBody)
         self._calls = Calls()
 
@@ -423,6 +441,8 @@ class OllamaAnswer(Answer[GenerationBody]):
         }
         if self.shows_steps:
             fields["prompt_eval_duration"] = self._nanoseconds(timings.prompt_ms)
+        if self._tokens is not None:
+            fields["context"] = [*self._tokens, *result.tokens]
         return fields
 
     def _nanoseconds(self, milliseconds: float) -> int:

@@ -112,6 +112,7 @@ def test_images_become_parts_and_others_are_refused() -> None:
         ("/api/chat", {"messages": HELLO, "tools": [{"type": "web_search"}]}, "tools[0]"),
         ("/api/chat", {"messages": HELLO, "format": "xml"}, "format"),
         ("/api/generate", {"prompt": 5}, "prompt"),
+        ("/api/generate", {"prompt": "x", "context": [10**9]}, "token ids"),
         ("/api/generate", {"prompt": "x", "raw": True, "images": [PNG]}, "images"),
         ("/api/generate", {"prompt": "x", "options": {"top_p": 7}}, "top_p"),
         ("/api/embed", {}, "input"),
@@ -235,3 +236,25 @@ def test_quantizations(description: str, found: str) -> None:
 
 def test_numbers_of_parameters() -> None:
     assert [counted(n) for n in (0, 999, 22_500, 15_473_152, 7_615_616_512)] == ["0", "999", "22K", "15.47M", "7.6B"]
+
+
+@pytest.mark.parametrize(("begins_turns", "starts"), [(True, 4), (False, 1)])
+def test_a_later_turn_has_the_start_of_its_template_but_not_that_of_the_text(
+    scripted: Scripted, begins_turns: bool, starts: int
+) -> None:
+    """SmolLM2 begins each turn with its start token, and adds none in front of a text."""
+    live = scripted()
+    model = live.service.engine.model
+    (start,) = model.vocabulary.tokenize("<|im_start|>", special=True)
+    turn = "{{ m.role }} {{ m.content }}"
+    if begins_turns:
+        model.chat_template = "{% for m in messages %}<|im_start|>" + turn + "{% endfor %}<|im_start|>"
+    else:
+        model.chat_template = "{{ bos_token }}{% for m in messages %}" + turn + "{% endfor %}"
+    model.vocabulary = copy(model.vocabulary)
+    model.vocabulary.ids = model.vocabulary.ids._replace(bos=int(start), add_bos=False)
+    first = live.post("/api/generate", {"prompt": "a", "stream": False}).json()["context"]
+    live.post("/api/generate", {"prompt": "b", "stream": False, "context": first})
+    prompt = list(live.service.stream(1).request.prompt)
+    assert prompt[: len(first)] == first
+    assert prompt.count(int(start)) == starts
