@@ -271,15 +271,16 @@ def test_a_killed_node_costs_only_its_tasks_and_an_interrupt_leaves_the_old_comm
 def test_a_process_that_dies_is_replaced_and_a_text_that_always_kills_ends_the_build(
     builds: Builds, local: Path
 ) -> None:
-    (builds.control / "die-1").touch()
+    line = (builds.source / "f00.py").read_text().partition("\n")[0]
+    (builds.control / "die-1").write_text(line)
     assert builds.ended(builds.started())[1] == []
     assert not list(builds.control.glob("die-*"))
     is_whole(builds, local)
-    for number in range(100):
-        (builds.control / f"die-{number}").touch()
+    for number in range(TRIES):
+        (builds.control / f"die-{number}").write_text(line)
     errors = builds.failed(builds.started()).splitlines()
     assert errors[-1].startswith(f"rest-local: error: {TRIES} processes ended while they tokenized the text after ")
-    assert str(builds.source) in errors[-1]
+    assert str(builds.source / "f00.py") in errors[-1]
     is_whole(builds, local)
 
 

@@ -5,7 +5,7 @@
 A task has some 16 KB of text. Files in the folder CONTROL:
 
     hold    while it is there, a text with its content is not tokenized; `held-NODE-PID` says which task waits
-    die-*   the task that removes one ends its process; a text with `value_` does
+    die-*   a text with its content removes it, and ends the process of the task
 
 The vocabulary's classes are part of the main module, so Ray sends them to nodes that do not have this file.
 """
@@ -33,10 +33,11 @@ class Bytes:
 
     def tokenize(self, text: str) -> np.ndarray[Any, Any]:
         self._hold(text)
-        for order in self.control.glob("die-*") if "value_" in text else ():  # the driver tokenizes a sample
+        for order in self.control.glob("die-*"):
             with contextlib.suppress(FileNotFoundError):
-                order.unlink()
-                os._exit(7)
+                if order.read_text() in text:
+                    order.unlink()
+                    os._exit(7)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def ship(self) -> Opened:
