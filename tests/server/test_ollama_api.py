@@ -2,6 +2,7 @@
 
 import base64
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
