@@ -16,6 +16,7 @@ ZETA_2_END = ">>>>>>> UPDATED\n"
 ZETA_2_ANSWER = "<[fim-middle]>"
 MARKER = "<|marker_"
 MERCURY = "<|code_to_edit|>\n", "\n<|/code_to_edit|>"
+MERCURY_ENDS = "<|/edit_diff_history|>\n", "<|/edit_diff_history|>\n<|!@#IS_NEXT_EDIT!@#|>"
 
 
 def window_of(prompt: str) -> str:
@@ -27,7 +28,7 @@ def window_of(prompt: str) -> str:
         found = _marked(prompt, ZETA_1)
     elif prompt.endswith("### Response:"):  # Continue's Instinct, which answers without the marks
         found = _marked(prompt, ZETA_1).removeprefix(ZETA_1[0]).removesuffix(ZETA_1[1])
-    elif prompt.endswith("<|/edit_diff_history|>\n"):  # Continue's Mercury
+    elif prompt.endswith(MERCURY_ENDS):
         found = _marked(prompt, MERCURY)
     elif prompt.endswith(ZETA_2[1] + ZETA_2_ANSWER):
         old = _marked(prompt, ZETA_2).removeprefix(ZETA_2[0]).removesuffix(ZETA_2[1])

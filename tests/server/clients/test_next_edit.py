@@ -34,11 +34,16 @@ def test_the_window_is_the_prediction_and_decoding_is_greedy(hello: Live, name: 
 
 
 def test_other_calls_recognise_the_prompt_too(hello: Live) -> None:
-    """Sweep's own extension calls /completion, and Zed with Ollama /api/generate."""
+    """Sweep's own extension calls /completion, Zed with Ollama /api/generate, and Continue's provider openai sends the
+    last message alone to /v1/completions.
+    """
     assert predicted(hello, "/completion", {"prompt": SWEEP}) == (FILE, 0.0)
     hello.service.forget(("Hello",))
     body = {"prompt": SWEEP, "raw": True, "stream": False, "options": {"temperature": 0.2}}
     assert predicted(hello, "/api/generate", body) == (FILE, 0.2)
+    hello.service.forget(("Hello",))
+    message = NEXT_EDITS["CONTINUE_INSTINCT"].body["messages"][-1]["content"]
+    assert predicted(hello, "/v1/completions", {"prompt": message}) == (REGION, 0.0)
 
 
 def test_the_window_goes_on_where_the_client_began_it(hello: Live) -> None:
@@ -51,6 +56,15 @@ def test_zeta_begins_with_the_block_at_the_cursor(hello: Live) -> None:
     text = "<[fim-suffix]>\n<[fim-prefix]><filename>a.py\n<|marker_1|>a\n<|marker_2|>b = <|user_cursor|>\n<|marker_3|>"
     found, _ = predicted(hello, "/completion", {"prompt": f"{text}\n<[fim-middle]>"})
     assert found == "<|marker_2|>b = \n<|marker_3|><|marker_1|>a\n"
+
+
+@pytest.mark.parametrize("end", ["", "<|!@#IS_NEXT_EDIT!@#|>"])
+def test_mercury_answers_with_the_marks(hello: Live, end: str) -> None:
+    """Continue adds a mark that only Inception's own server takes off again."""
+    code = "<|code_to_edit|>\nx = 1\n<|/code_to_edit|>"
+    text = f"<|current_file|>\n{code}\n<|/current_file|>\n<|edit_diff_history|>\n<|/edit_diff_history|>\n"
+    body = {"messages": [{"role": "user", "content": text + end}]}
+    assert predicted(hello, "/v1/chat/completions", body) == (code, 0.0)
 
 
 LOOKS_LIKE_ONE = {
