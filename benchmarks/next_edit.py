@@ -28,13 +28,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.curves import load_curve
 from benchmarks.peers import NgramMod, NgramSimple
 from benchmarks.recorded import Recorded, edits_of
 from benchmarks.replay import Predictable, replay
 from benchmarks.wall import Runner
 from rest_local.api.next_edit import window_of
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.calibration.curves import load_curve
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune
 from rest_local.decoding.forward import Forward

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from support.toy import demo_model
 
+from benchmarks.curves import load_curve
 from benchmarks.next_edit import by_curve, by_model, places_of, sides_of, table, tokenized
 from rest_local.api.next_edit import window_of
-from rest_local.calibration.curves import load_curve
 from rest_local.llama.model import Model
 
 OLD = "".join(f"value_{number} = {number} * {number + 1}\n" for number in range(40))
