@@ -202,7 +202,7 @@ def tiny_eagle3(
 
 Block = Literal["plain", "selector", "markov"]
 _MARK = 2.0
-_CANDIDATES, _KERNEL, _GROUP = 4, 2, 16  # Of a selector, and of the convolutions that come with it.
+_CANDIDATES, _KERNEL, _GROUP = 7, 2, 16  # Of a selector, and of the convolutions that come with it.
 
 
 def _marked_embeddings(builder: Builder, vocabulary: Vocabulary, norm: str) -> None:
@@ -286,7 +286,9 @@ def tiny_dflash(
     if kind == "selector":
         builder.quantized("selector_predecessor", embeddings)
         builder.quantized("selector_successor", output)
-        builder.matrix("selector_hidden", width, width)
+        gate = builder.normal((width, width), 0.1 / np.sqrt(width))
+        gate[:, 1] = 1.0  # The mark of a mask opens it.
+        builder.quantized("selector_hidden", gate)
         more = {
             "conv_kernel_size": _KERNEL,
             "conv_group_size": _GROUP,

@@ -10,7 +10,7 @@ from support.fake_sources import grown
 
 from rest_local.drafting.models.drafter import BRANCHES
 from rest_local.drafting.prediction import MIN_PROBABILITY
-from rest_local.drafting.sources import Merged, PrecedingBigram, SourceRows, model_cell
+from rest_local.drafting.sources import ForcedRows, Merged, PrecedingBigram, SourceRows, model_cell
 from rest_local.drafting.tree import ROOT, Calibrate, Calibrated, Draft, Growth
 from rest_local.planning.acceptance import model_rates
 from rest_local.planning.plan import grow
@@ -19,6 +19,16 @@ from rest_local.retrieval.rows import Rows
 TOKENS = 6
 DEPTH = 5
 Texts = st.lists(st.lists(st.integers(-1, TOKENS - 1), min_size=DEPTH, max_size=DEPTH), min_size=1, max_size=7)
+
+
+class Forced:
+    """A grammar that allows token 5 only."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def at(self, place: int) -> list[tuple[int, int, bool, int]]:
+        return [(5, 0, False, 1)] if not place else []
 
 
 def _rows(number: int, texts: list[list[int]], matches: list[int]) -> SourceRows:
@@ -173,6 +183,15 @@ def test_text_that_the_model_contradicts_gets_what_the_model_leaves(calibrate: o
     grown = growth(rows([7, 2, 3]), promise=0.9, calibrate=calibrate)
     grown.answered(0, [(7, 0.9)])
     assert grown.best == sure  # they agree
+
+
+def test_what_a_grammar_forces_stands_against_the_model() -> None:
+    forced = ForcedRows(Forced())
+    grown = Growth([forced], lambda cell: 0.9, 10, 4, promise=lambda depth: 0.6)
+    grown.answered(0, [(7, 0.8)])
+    merged = grown.draft.proposals[ROOT].merged
+    assert merged[5][0] == 0.9
+    assert merged[7][0] == pytest.approx(0.9 * 0.1)
 
 
 def test_the_first_answer_of_a_block_answers_all_questions_and_found_text_goes_on_after_it() -> None:

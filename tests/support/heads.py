@@ -16,7 +16,9 @@ from rest_local import Engine, Sampling
 from rest_local.decoding import decode_context
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
+from rest_local.drafting.models.blocks import DFlash
 from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.drafter import PassTimes
 from rest_local.drafting.models.heads import Head, HeadText
 from rest_local.planning.plan import Budget
 from tests.support.memory import resident_mb
@@ -68,8 +70,11 @@ def _model_and_block(kind: str, folder: Path, quant: str) -> tuple[Path, Path]:
 
 
 def draft_whatever_it_costs(patch: pytest.MonkeyPatch, most: int = 6) -> None:
-    """Make `auto` draft in every step, and ask what drafts, also if it was wrong before."""
+    """Make `auto` draft in every step, and ask what drafts, however slow it was measured and also if it was wrong."""
     always_draft(patch, most)
+    patch.setattr(PassTimes, "at", lambda self, n: 0.01 * n)
+    for kind in (Head, DFlash):
+        patch.setattr(kind, "pair_ms", 0.0001)
     patch.setattr(Budget, "settle", lambda self, saved: None)
 
 
