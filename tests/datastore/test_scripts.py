@@ -1,0 +1,92 @@
+"""The scripts in `datastore/` index what their table says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_local.retrieval import Datastore
+
+FOLDER = Path(__file__).parents[2] / "datastore"
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+TURNS = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because it was asked for, twice."}]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Callable[..., Path]) -> Callable[..., Datastore]:
+    """Return a function that runs a script in an empty home, with this project as `rest-local`."""
+    programs, home = tmp_path / "bin", tmp_path / "home"
+    programs.mkdir()
+    home.mkdir()
+    command = programs / "rest-local"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rest_local "$@"\n')
+    command.chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    data = {"REST_LOCAL_DATA": str(home / "data"), "HOME": str(home)}
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(FOLDER.parent)} | data
+
+    def build(name: str, folder: Path) -> Datastore:
+        store = tmp_path / "store"
+        given = (str(FOLDER / f"{name}.sh"), "-o", str(store), "-m", str(tiny_model("llama")))
+        done = subprocess.run(given, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return Datastore.open(store)
+
+    return build
+
+
+def names(store: Datastore) -> list[str]:
+    with store:
+        return store.document_names()
+
+
+def test_the_table_names_every_script() -> None:
+    named = re.findall(r"^\| `(.*)\.sh` \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert sorted(named) == [path.stem for path in SCRIPTS]
+
+
+@pytest.mark.parametrize("script", [path.stem for path in SCRIPTS])
+def test_a_script_gives_options_that_exist(script: str, tmp_path: Path) -> None:
+    """`--help` is read after all other options, so an unknown one is an error."""
+    command = tmp_path / "rest-local"
+    command.write_text(f'#!/bin/sh\ncat >/dev/null\nexec "{sys.executable}" -m rest_local "$@"\n')
+    command.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(FOLDER.parent)}
+    given = [str(FOLDER / f"{script}.sh"), "--help"]
+    done = subprocess.run(
+        given, cwd=FOLDER.parent, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+
+
+def test_packages_of_the_working_directory(run: Callable[..., Datastore], tmp_path: Path) -> None:
+    package = tmp_path / "project/node_modules/left-pad"
+    package.mkdir(parents=True)
+    (package / "index.js").write_text("module.exports = (text, n) => text.padStart(n)\n" * 3)
+    (package / "README.md").write_text("Pads on the left.\n")
+    assert [Path(name).name for name in names(run("node-modules", tmp_path / "project"))] == ["index.js"]
+
+
+def test_answers_of_saved_sessions(run: Callable[..., Datastore], tmp_path: Path) -> None:
+    sessions = tmp_path / "home/data/sessions"
+    sessions.mkdir(parents=True)
+    (sessions / "one.json").write_text(json.dumps({"messages": TURNS}))
+    assert len(names(run("chats", tmp_path))) == 1
+
+
+def test_what_commits_wrote(run: Callable[..., Datastore], tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "shop.py").write_text("def is_open(day):\n    return day < 6\n" * 3)
+    author = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "Open a shop"]):
+        subprocess.run(["git", *command], cwd=project, env=os.environ | author, check=True)
+    with run("git-history", project) as store:
+        assert len(store) > 20
