@@ -28,7 +28,6 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
-from rest_local.retrieval.sources.walk import walk
 
 SYNTHETIC_SIZE = 32_000  # number of ids in the synthetic text
 WALK = 5_000  # length of a synthetic document in tokens
@@ -37,8 +36,9 @@ WALK = 5_000  # length of a synthetic document in tokens
 def python_sources(vocabulary: Vocabulary, tokens: int) -> list[Int32Array]:
     """Tokenize the Python files of the interpreter and its packages, up to `tokens` tokens."""
     paths = sysconfig.get_paths()
-    files = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
-    return list(up_to(filter(len, (vocabulary.tokenize(text) for _, text, *_ in files)), tokens))
+    folders = dict.fromkeys(Path(paths[name]) for name in ("stdlib", "purelib"))
+    texts = (path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py")))
+    return list(up_to(filter(len, map(vocabulary.tokenize, texts)), tokens))
 
 
 def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:

@@ -108,7 +108,7 @@ def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
     with Engine.load(model, slots=4, n_ctx=2048) as engine, Service(engine, queue=64) as service:
         prompts = [engine.tokenize(text)[:60] for text in _texts(20)]
         for number in range(requests):
-            request = Request(prompts[number % 20], max_tokens=4, seconds=60)
+            request = Request(prompts[number % 20], max_tokens=4)
             streams = [service.submit(request)] if number % 4 else [service.submit(request) for _ in range(4)]
             if number % 10 == 0:
                 streams[0].cancel()

@@ -38,7 +38,7 @@ def extras() -> dict[str, dict[str, Any]]:
     }
 
 
-# The columns of a row that `tune --share` prints. Texts have plain and drafted speed and the median ratio of pairs.
+# The columns of a row that `tune --share` prints. Texts have plain and drafted speed and their ratio.
 SHARED = ("machine", "model", "a question", "an edit", "same output", "version", "date")
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
 
@@ -243,8 +243,8 @@ def shared_row(engine: Engine, found: Sequence[Comparison]) -> str:
     machine = f"{' + '.join(devices)}, {engine.decoder.context.backend.threads} threads"
     gains = []
     for each in found:
-        speeds = f"{each.plain.tokens_per_second:.1f} to {each.drafted.tokens_per_second:.1f}"
-        gains.append(f"{speeds} tokens/s ({each.speedup:.2f})")
+        plain, drafted = each.plain.tokens_per_second, each.drafted.tokens_per_second
+        gains.append(f"{plain:.1f} to {drafted:.1f} tokens/s ({drafted / (plain or 1.0):.2f})")
     same = sum(each.same is None for each in found)
     version = f"{__version__}, llama-cpp-python {library.versions()['llama-cpp-python']}"
     today = f"{datetime.now(timezone.utc):%Y-%m-%d}"

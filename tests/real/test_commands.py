@@ -61,7 +61,7 @@ def test_edits_are_declined_written_and_refused(
 
 def test_a_batch_that_was_killed_answers_each_request_once(smollm2: Path, tmp_path: Path) -> None:
     options = ("-m", str(smollm2), "-c", "256", "-t", "1", "--no-history")
-    advanced = kill_and_go_on(tmp_path, "out.jsonl", kills=1, requests=12, random=random.Random(1), options=options)
+    advanced = kill_and_go_on(tmp_path, kills=1, requests=12, random=random.Random(1), options=options)
     assert advanced == 1, "it was killed after its first answer"
 
 

@@ -60,8 +60,9 @@ def test_the_third_answer_knows_the_capital_of_france(engine: Engine) -> None:
 
 
 def test_a_session_goes_on_where_it_was_and_evaluates_only_what_is_new(ask: Ask) -> None:
+    """A named session keeps the cells of texts of 128 tokens and more."""
     evaluated = 0
-    for question in TURNS:
+    for question in (f"{ROWS[:600]}\nHi!", *TURNS[1:]):
         answer = ask(question, "--session", "first", "--seed", "3", "-n", "24")
         timings = answer["timings"]
         assert timings["cache_n"] >= evaluated

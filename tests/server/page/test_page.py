@@ -64,7 +64,7 @@ def test_only_chosen_datastores_are_drafted_from(scripted: Callable[..., Live], 
     paths, vocabulary = [tmp_path / "first", tmp_path / "second"], live.service.engine.model.vocabulary
     for path in paths:
         build(path, [("a.py", vocabulary.tokenize("a = 1\n" * 20))], vocabulary=VocabularyId(*vocabulary.identity))
-    live.service.engine.datastores.use([Datastore.open(path) for path in paths])
+    live.service.engine.datastores.in_use += [Datastore.open(path) for path in paths]
     page = opened(live)
     page.get_by_label("second").uncheck()
     page.locator("#message").focus()
