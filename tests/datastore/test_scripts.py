@@ -18,17 +18,19 @@ TURNS = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Callable[..., Path]) -> Callable[..., Datastore]:
-    """Return a function that runs a script in an empty home, with this project as `rest-local`."""
-    programs, home = tmp_path / "bin", tmp_path / "home"
-    programs.mkdir()
-    home.mkdir()
-    command = programs / "rest-local"
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return the variables of an empty home in which `rest-local` is this project."""
+    command = tmp_path / "bin/rest-local"
+    command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rest_local "$@"\n')
     command.chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    data = {"REST_LOCAL_DATA": str(home / "data"), "HOME": str(home)}
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(FOLDER.parent)} | data
+    data = {"REST_LOCAL_DATA": str(tmp_path / "home/data"), "HOME": str(tmp_path / "home")}
+    return os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(FOLDER.parent)} | data
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: dict[str, str], tiny_model: Callable[..., Path]) -> Callable[..., Datastore]:
+    """Return a function that runs a script in a folder and opens the datastore that it built."""
 
     def build(name: str, folder: Path) -> Datastore:
         store = tmp_path / "store"
@@ -51,17 +53,10 @@ def test_the_table_names_every_script() -> None:
 
 
 @pytest.mark.parametrize("script", [path.stem for path in SCRIPTS])
-def test_a_script_gives_options_that_exist(script: str, tmp_path: Path) -> None:
+def test_a_script_gives_options_that_exist(script: str, environment: dict[str, str], tmp_path: Path) -> None:
     """`--help` is read after all other options, so an unknown one is an error."""
-    command = tmp_path / "rest-local"
-    command.write_text(f'#!/bin/sh\ncat >/dev/null\nexec "{sys.executable}" -m rest_local "$@"\n')
-    command.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(FOLDER.parent)}
     given = [str(FOLDER / f"{script}.sh"), "--help"]
-    done = subprocess.run(
-        given, cwd=FOLDER.parent, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage:" in done.stdout
 

@@ -27,8 +27,7 @@ from rest_local.server.app import Serving
 from rest_local.server.settings import ServerSettings
 from tests.server.live import Live, served
 
-CONTEXT = 65536
-MODEL = "tiny"
+MODEL, CONTEXT = "tiny", 65536
 FIRST, SECOND = "Make the first file.", "Make the second file."
 FILES = {FIRST: "first.txt", SECOND: "second.txt"}
 SECONDS = 300
@@ -211,7 +210,5 @@ def test_an_agent_calls_its_shell_in_two_turns(
     every = [each for turn in counts for each in turn]
     assert {each["status"] for each in every} == {200}
     longest = max(each["prompt_tokens"] for each in counts[0] if "prompt_tokens" in each)
-    following = [each for each in counts[1] if each.get("prompt_tokens", 0) >= longest]
-    assert following
-    for each in following:
-        assert each["cached_tokens"] >= 0.9 * longest, every
+    reused = [each["cached_tokens"] for each in counts[1] if each.get("prompt_tokens", 0) >= longest]
+    assert min(reused) >= 0.9 * longest, every
