@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.examples import few
 
@@ -69,6 +69,7 @@ def follow(drafter: DraftModel, text: list[int]) -> DraftModelText:
 
 @few(10)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=8))
+@example([(1, 1, 3), (1, 2, 2), (1, 1, 1), (1, 2, 2)])  # A path that was drafted before the text changed.
 def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, int]]) -> None:
     """Three texts share two sequence ids; each is extended, cut back or queried along drafted paths."""
     texts = [text_of(7, 30 + 25 * n) for n in range(3)]  # They share a prefix.

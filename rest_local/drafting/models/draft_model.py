@@ -293,6 +293,7 @@ class DraftModelText(DraftText):
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text, which shares its first `same` tokens with the old one."""
         super().restart(text, same)
+        self._drop_branches()
         self._agreed = min(self._agreed, same)
 
     def shared(self, text: Sequence[int]) -> int:
