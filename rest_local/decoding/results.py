@@ -1,4 +1,4 @@
-"""What a request took and gave: in one step, in one request, in an engine since it was opened, and as users read it.
+"""Count what requests take and give: in one step, in one request, in an engine since it was opened, as users read it.
 
 - `Timings` and `DraftStatistics` are what a result tells: frozen, in milliseconds and microseconds, not rounded;
   `to_dict` rounds and has the names of the JSON that `generate --json` and the server give.
@@ -100,7 +100,7 @@ class Lookups:
 
 @dataclass(frozen=True)
 class DraftStatistics:
-    """What drafting did in one request.
+    """The effect of drafting in one request.
 
     steps         forward passes after the prompt
     generated     tokens that the steps gave, including those after the end of the answer
@@ -153,8 +153,8 @@ class DraftStatistics:
 
 @dataclass(slots=True)
 class PassClock:
-    """What is in a pass, and when it was begun to be put together, submitted (the decode that succeeded), and computed:
-    seconds of `time.perf_counter`.
+    """The contents of a pass, and when it was begun, submitted (the decode that succeeded) and computed: seconds of
+    `time.perf_counter`.
 
     n_ctx      tokens in the cells before it
     n_running  requests that generate
@@ -279,7 +279,7 @@ class PlainSteps:
 
 @dataclass
 class Statistics:
-    """What a sequence did; times in milliseconds."""
+    """The counts of one sequence; times in milliseconds."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -378,8 +378,8 @@ class Statistics:
 
 @dataclass
 class Totals:
-    """What an engine did, summed over its requests: counted when a request ends, however it ends. Prompt tokens are
-    those that were evaluated, without cached ones.
+    """The counts of an engine, summed over its requests when each ends, however it ends. Prompt tokens are those that
+    were evaluated, without cached ones.
 
     Seconds are those of forward passes and what belongs to them, shared out by the tokens that each request had in the
     pass: prompts and answers together add up to the time that passed, however many requests were served at once. (What

@@ -30,7 +30,7 @@ LONGEST_LOOP = 256  # At most so many tokens are repeated.
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of a prompt is evaluated.
+    """The evaluated share of a prompt.
 
     total       tokens of the prompt
     processed   of them in the KV cache; the first report counts those that were there before, which `timings` has too

@@ -34,7 +34,7 @@ _BEFORE_VALUE, _SPACE = b":=", b" \t"
 
 
 class Mark(NamedTuple):
-    """How much is kept: tokens, lines of both lists, and the line that has begun."""
+    """The amount that is kept: tokens, lines of both lists, and the line that has begun."""
 
     length: int
     lines: int

@@ -211,7 +211,7 @@ class ForcedText(Protocol):
 
 
 class ForcedRows(SourceRows):
-    """What a grammar allows only one way. The number of a row is a place in the text."""
+    """The text that a grammar allows only one way. The number of a row is a place in the text."""
 
     def __init__(self, text: ForcedText) -> None:
         self.source, self.store = GRAMMAR, None
@@ -231,7 +231,7 @@ class ForcedRows(SourceRows):
 
 
 class ModelRows(SourceRows):
-    """What a drafting model answered in one step, by path. The number of a row is the number of a path, 0 the root."""
+    """The answers of a drafting model in one step, by path. The number of a row is that of its path, 0 the root."""
 
     def __init__(self) -> None:
         self.source, self.store = MODEL, None
@@ -255,7 +255,7 @@ class ModelRows(SourceRows):
 
 
 class Lookup(Protocol):
-    """What a policy drafts from: `Sources`, or a fake in tests. `draft_text` is the text in the drafting model."""
+    """The sources of a policy: `Sources`, or a fake in tests. `draft_text` is the text in the drafting model."""
 
     draft_text: DraftText | None
 

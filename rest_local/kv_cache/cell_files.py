@@ -185,7 +185,7 @@ class WriteQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether cells are taken now: not after `close`, nor for a while after a write that failed."""
+        """Return True if cells are taken now: not after `close`, nor for a while after a write that failed."""
         return not self._closed and time.monotonic() >= self._paused_until
 
     def wait_for_room(self, seconds: float) -> bool:

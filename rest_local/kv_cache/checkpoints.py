@@ -20,7 +20,7 @@ TURN_WEIGHT = 4.0  # Templates change texts where a prompt was cut, so that a ch
 
 @dataclass
 class CheckpointCosts:
-    """What checkpoints of steps have cost in a context, smoothed over some twenty of them: milliseconds of one, and of
+    """The costs of checkpoints of steps in a context, smoothed over some twenty of them: milliseconds of one, and of
     going back to it; the share of them that were gone back to, and how many tokens were then evaluated again.
     """
 
@@ -46,7 +46,7 @@ class CheckpointCosts:
 
 
 class Checkpoints:
-    """Those of one sequence.
+    """The checkpoints of one sequence.
 
     is_on        whether this memory needs them
     states       tokens that were evaluated, and the state there; ascending
@@ -66,7 +66,7 @@ class Checkpoints:
 
     @property
     def newest(self) -> int:
-        """How many tokens the newest one has."""
+        """Return how many tokens the newest one has."""
         return self.states[-1][0] if self.states else 0
 
     @property

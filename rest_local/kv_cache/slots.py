@@ -160,7 +160,7 @@ class Slots:
             self.holes, self._fragmentation_ms = 0, 0.0
 
     def starts_anew(self, kept: int) -> bool:
-        """Whether a request that could reuse `kept` tokens should give them up, with everything else that is kept, and
+        """Return True if a request that could reuse `kept` tokens should give them up, with all else that is kept, and
         use the lowest cells: the holes have cost as much by now as evaluating these tokens again would.
         """
         return self.holes > 0 and (kept < LEAST_SHARED or self._fragmentation_ms > kept * self._per_token)

@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class ModelStats:
-    """What is known of a drafting model: its newest confidences by depth, its saving per step in plain steps, and the
+    """The record of a drafting model: its newest confidences by depth, its saving per step in plain steps, and the
     speed that requests reach with it.
     """
 
@@ -126,7 +126,7 @@ def _quantiles(numbers: Sequence[float]) -> Floats:
 
 
 class PassValues:
-    """What answers of a drafting model are worth in one step, in tokens. 0.2 ms to compute."""
+    """The worth of a drafting model's answers in one step, in tokens. 0.2 ms to compute."""
 
     def __init__(
         self,

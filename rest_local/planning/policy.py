@@ -26,7 +26,7 @@ NEWEST = 3  # So many entropies of the newest tokens are kept: ReSpec's trigger 
 
 
 class Checkpoint(NamedTuple):
-    """What a draft of more than `free` nodes costs in addition: it cannot be taken back without a checkpoint.
+    """The extra cost of a draft of more than `free` nodes, which cannot be taken back without a checkpoint.
 
     `ms` is the time of one, and of going back to it times how often that was needed (`rejected`). Then `again` tokens
     were evaluated again.
