@@ -4,6 +4,7 @@ measures with llama.cpp when nobody needs its work any more.
 Contract of `Stop`: the thread works inside `with stop.here():`, and such blocks may be nested. `set`, called from
 another thread, aborts its decode (on the CPU) and lets its next decode raise ServiceClosed. Other threads are not
 affected, nor is this one afterwards.
+`raise_dropped` gives an interrupt that Python dropped to the main thread's next decode or check.
 This module knows nothing about llama.cpp: `rest_local.llama.context` calls `enter` before every decode.
 """
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _here = threading.local()
+_dropped: BaseException | None = None
 
 
 class Closing:
@@ -71,14 +73,29 @@ class Stop:
 
 def enter(abort: Callable[[], object]) -> None:
     """Prepare for a decode in this thread, which `abort` ends. Raises ServiceClosed if the thread was stopped."""
+    _raise()
     for stop in _stops():
         stop.enter(abort)
 
 
 def check() -> None:
     """Raise ServiceClosed if this thread was stopped. Long work calls it between its parts."""
+    _raise()
     for stop in _stops():
         stop.check()
+
+
+def raise_dropped(error: BaseException) -> None:
+    """Let the next decode or check of the main thread raise an exception that Python could only drop."""
+    global _dropped
+    _dropped = error
+
+
+def _raise() -> None:
+    global _dropped
+    if _dropped is not None and threading.current_thread() is threading.main_thread():
+        error, _dropped = _dropped, None
+        raise error
 
 
 def _stops() -> tuple[Stop, ...]:

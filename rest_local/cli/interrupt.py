@@ -5,6 +5,9 @@ Python runs signal handlers between bytecodes only, so while llama.cpp evaluates
 it. The byte that the C-level handler writes to the wake-up descriptor arrives at once, and ctypes gives up the
 interpreter lock during the call. So a thread that reads the descriptor can break off the evaluation, and can end the
 process in the middle of it.
+
+A handler may also run inside a callback of llama.cpp or in a finalizer, where Python can only drop what it raises. Then
+the next decode raises it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+from rest_local import stop
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 EXIT_CODE, TERMINATED = 130, 143
 _RESET = b"\0"  # No signal has number 0.
@@ -50,6 +59,7 @@ def watch() -> None:
     os.set_blocking(_wakeup, False)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
     threading.Thread(target=_count, args=(reading,), name="second-interrupt", daemon=True).start()
+    sys.unraisablehook = _take
 
 
 def watch_again() -> None:
@@ -66,6 +76,13 @@ def reset() -> None:
     """
     if _wakeup is not None:
         os.write(_wakeup, _RESET)
+
+
+def _take(unraisable: UnraisableHookArgs) -> None:
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        stop.raise_dropped(unraisable.exc_value)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _count(reading: int) -> None:

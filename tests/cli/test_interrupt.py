@@ -97,6 +97,21 @@ def test_interrupt_in_a_long_prompt_stops_before_the_next_batch(start: Start) ->
     assert int(err.split()[-1]) > 100
 
 
+def test_an_interrupt_in_a_callback_of_llama_cpp_ends_the_next_decode(start: Start) -> None:
+    """Python can only drop what is raised there."""
+    at = """
+        from rest_local.llama import library
+        def at(call, n):
+            print(f"decode {call}", file=sys.stderr, flush=True)
+            if call == 3:
+                library.log_lines.feed = lambda level, text: signal.raise_signal(signal.SIGINT)
+                library._log_callback(4, b"an error", None)
+    """
+    process = start(*GIVEN, at=at)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, b"decode 1\ndecode 2\ndecode 3\n")
+
+
 def test_what_a_terminal_was_set_to_is_put_back_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(Exception):
         pass
