@@ -102,12 +102,8 @@ class ModelBody(Body):
 
 
 async def forward(request: HttpRequest) -> Response:
-    """Return the answer of the model. Raises ApiError 400, 403, 404, and what `Pool.using` raises."""
+    """Return the answer of the model. Raises ApiError 400, 404, and what `Pool.using` raises."""
     router = router_of(request)
-    # A page of another site has a browser fetch an image or a link without naming the page's origin. The page could not
-    # read the answer, but the call would load a model.
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in request.headers:
-        raise ApiError(403, "pages of other sites may not call this", code="origin_not_allowed")
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
     entry = router.entry(await _model_of(request, router, body))
     load = request.method not in ("GET", "HEAD") or request.url.path not in _STATISTICS

@@ -97,18 +97,26 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        error = _large_head(scope) or self._wrong(headers.get("host", ""), headers.get("origin"), scope)
+        error = _large_head(scope) or self._wrong(headers, scope)
         if error is None:
             await self._app(scope, receive, send)
         else:
             await response_of(error, scope["path"])(scope, receive, send)
 
-    def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
+    def _wrong(self, headers: Headers, scope: Scope) -> ApiError | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
         name = host_name(host)
         here = (scope.get("server") or ("", 0))[0]  # a DNS name cannot have been rebound to this address
         if name not in self._hosts and name != here:
             return ApiError(403, "the Host header names another server; see --allow-host", code="host_not_allowed")
-        if origin is None or origin.lower() in self._origins or _same_origin(origin, host):
+        if origin is None:
+            # A browser gets an image, a script or a link for a page without naming the page's origin. The page cannot
+            # read the answer, but the call would load a model.
+            is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            if not is_foreign or scope["path"] in ("/", *OPEN):
+                return None
+            return ApiError(403, "pages of other sites may not call this", code="origin_not_allowed")
+        if origin.lower() in self._origins or _same_origin(origin, host):
             return None
         return ApiError(403, "pages of this origin may not call; see --allow-origin", code="origin_not_allowed")
 
@@ -171,7 +179,7 @@ class BodyMiddleware:
             return _closing_error(415, "compressed bodies are not supported", "unsupported_encoding")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json" and not _unsaid(kind, scope["path"], headers):
+            if kind != "application/json" and not _unsaid(kind, scope["path"]):
                 return _closing_error(415, "send the body as application/json", "unsupported_media_type")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > self._max_body:
@@ -204,15 +212,13 @@ def _too_large(most: int) -> ApiError:
 _DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # fetch and curl send these by default
 
 
-def _unsaid(kind: str, path: str, headers: Headers) -> bool:
+def _unsaid(kind: str, path: str) -> bool:
     """Return True if a body of another type counts as JSON, as clients of Ollama send it.
 
-    Browsers send these types for pages of any site without asking first. But they name the page's origin, which
-    `AccessMiddleware` has checked, or at least the kind of its site.
+    Browsers send these types for pages of any site without asking first. But they name the page's origin or the kind
+    of its site, which `AccessMiddleware` has checked.
     """
-    if not path.startswith("/api/") or kind not in _DEFAULT_TYPES:
-        return False
-    return "origin" in headers or "sec-fetch-site" not in headers
+    return path.startswith("/api/") and kind in _DEFAULT_TYPES
 
 
 def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:

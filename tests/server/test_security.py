@@ -98,6 +98,15 @@ def test_pages_of_other_origins_may_not_call(scripted: Scripted) -> None:
     assert found == ORIGINS
 
 
+def test_images_and_links_of_other_sites_reach_the_page_alone(hello: Live) -> None:
+    """A browser names no origin for them, but the kind of its site."""
+    calls = ("/props", "/v1/models", "/slots", "/page/page.js", "/nothing")
+    found = {path: hello.get(path, headers={"sec-fetch-site": "cross-site"}).status_code for path in (*calls, "/")}
+    assert found == dict.fromkeys(calls, 403) | {"/": 200}
+    assert hello.get("/props", headers={"sec-fetch-site": "same-site"}).status_code == 403
+    assert hello.get("/props", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
 OPENAI_HEADERS = (  # what browsers ask for in the name of the packages
     "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
     "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
