@@ -99,7 +99,10 @@ def anthropic_shape(error: ApiError) -> dict[str, Any]:
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if error.code == "context_length_exceeded" and "n_prompt_tokens" in error.extra:
-        message = f"prompt is too long: {error.extra['n_prompt_tokens']} tokens > {error.extra['n_ctx']} maximum"
+        message = (
+            f"prompt is too long: {error.extra['n_prompt_tokens']} tokens > {error.extra['n_ctx']} maximum; "
+            "shorten it, or start the server with a larger --ctx"
+        )
     fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": message}
     more = {"param": error.param, "code": error.code} | error.extra | fields
     return {"type": "error", "error": {name: value for name, value in more.items() if value is not None}}

@@ -41,12 +41,12 @@ from rest_local.catalog.stores import model_file
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import error_of
-from rest_local.decoding.opening import free_memory, uses_gpu
+from rest_local.decoding.opening import free_memory, uses_gpu, with_context
 from rest_local.decoding.results import Timings
 from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
 from rest_local.llama.gguf import check_headers, read_gguf, trained_context
-from rest_local.llama.options import MAX_SEED
+from rest_local.llama.options import LEAST_DEFAULT, MAX_SEED
 from rest_local.stop import Closing
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
     if config.exact or len(generating) < 2:
         return config
     path = model_file(config.model)
+    config = with_context(config)
     header = header_of(read_gguf(path), path)
     n_ctx = config.context_length(trained_context(path, config.options))
     needs = sorted((cells_of(job, n_ctx, max_tokens) for job in generating), reverse=True)
@@ -101,7 +102,7 @@ def cells_of(job: Job, n_ctx: int, max_tokens: int | None = None) -> int:
     """Estimate the tokens of a request and one answer."""
     body = json.loads(job.body)
     given = next((body[name] for name in LIMITS if body.get(name) is not None), max_tokens)
-    most = given if isinstance(given, int) and given >= 0 else n_ctx
+    most = given if isinstance(given, int) and given >= 0 else LEAST_DEFAULT
     prompt = len(job.body) / BYTES_PER_TOKEN + TEMPLATE_TOKENS
     return min(round(prompt) + most, n_ctx)
 

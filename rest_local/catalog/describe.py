@@ -13,7 +13,7 @@ from rest_local.catalog.quantization import FILE_TYPES, label_of, stem_of
 from rest_local.catalog.stores import StoredModel, stored_models
 from rest_local.errors import ModelError
 from rest_local.llama.gguf import Gguf, read_gguf, shards_of
-from rest_local.llama.options import LARGEST_DEFAULT, MOST_SNAPSHOTS
+from rest_local.llama.options import LEAST_DEFAULT, MOST_SNAPSHOTS
 
 _F32 = 4  # bytes of a number of recurrent state
 _F16 = 2  # bytes of a cached key or value by default
@@ -56,7 +56,7 @@ class ModelFacts:
     path: str
     store: str
     bytes: int = 0  # size of all its files
-    # Estimate: weights, a KV cache for LARGEST_DEFAULT tokens or the trained context, a recurrent state and snapshots.
+    # Estimate: weights, a KV cache for LEAST_DEFAULT tokens or the trained context, a recurrent state and snapshots.
     memory_bytes: int = 0
     header: Header = Header()
     error: str = ""  # why it cannot be used
@@ -90,7 +90,7 @@ def _facts(model: StoredModel) -> ModelFacts:
         return replace(facts, error=f"cannot be read: {error.strerror or error}")
     except ModelError as error:
         return replace(facts, error=getattr(error, "cause", "") or str(error))
-    n_ctx = min(LARGEST_DEFAULT, header.n_ctx_train or LARGEST_DEFAULT)
+    n_ctx = min(LEAST_DEFAULT, header.n_ctx_train or LEAST_DEFAULT)
     memory = size + n_ctx * header.kv_bytes + (1 + snapshots_of(header)) * header.state_bytes
     return replace(facts, bytes=size, memory_bytes=memory, header=header)
 

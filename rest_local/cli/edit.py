@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from rest_local.cli.terminal import Bar, counted, fail, line_of, say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, lines_of, write_whole
 from rest_local.errors import EditRefused, InputInvalid, PromptTooLong, RestLocalError, printable
-from rest_local.llama.options import LARGEST_DEFAULT, Sampling
+from rest_local.llama.options import Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result
@@ -58,11 +58,6 @@ def coloured(line: str) -> str:
         return click.style(shown, bold=True)
     return click.style(shown, fg=_COLOURS.get(line[:1]))
 
-
-# The largest context, in tokens, that is opened without --ctx if the files need it.
-LARGEST_CONTEXT = 32_768
-GROWTH = 1.25  # An edited file may have so many times the tokens of the old one.
-ROOM = 256  # The words around a file take at most so many tokens.
 
 ASK, WRITE, SHOW = "ask", "write", "show"
 
@@ -99,8 +94,7 @@ def edit(
     paths, instruction = read_arguments(arguments)
     files = read_files(paths)
     do = WRITE if yes else ASK if _at_terminal() and not as_json else SHOW
-    config = with_context(opening.conversing(config), files, instruction)
-    with opening.open_engine(config, live.chosen()) as engine:
+    with opening.open_engine(opening.conversing(config), live.chosen()) as engine:
         way_out = "take one that was trained to chat, often with 'instruct' or 'it' in its name"
         opening.require_template(engine, "follow an instruction", way_out)
         how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history}
@@ -140,41 +134,6 @@ def read_files(paths: Sequence[Path]) -> list[TextFile]:
 
 def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: str) -> EngineConfig:
-    """Return the config with a context for the largest file and its edit, unless the user has set one.
-
-    It has up to LARGEST_CONTEXT tokens, and no more than the model was trained for. A larger file is left to the
-    engine, which refuses it. The vocabulary is read only if a file may not fit the usual context.
-    """
-    from rest_local.llama.gguf import trained_context
-    from rest_local.llama.model import Model
-
-    if config.n_ctx is not None:
-        return config
-    largest = max(len(file.content) for file in files)
-    if needed_tokens(largest, len(instruction)) <= LARGEST_DEFAULT:  # A byte is at most one token.
-        return config
-    path = inputs.model_path(config.model)
-    most = min(LARGEST_CONTEXT, trained_context(path, config.options) or LARGEST_CONTEXT)
-    with Model.open(path, options=config.options, vocab_only=True) as model:
-        *counts, n_instruction = (
-            len(model.vocabulary.tokenize(text, most=most)) for text in (*(f.text for f in files), instruction)
-        )
-    fitting = [(count, file.path) for count, file in zip(counts, files, strict=True) if count <= most]
-    count, file = max(fitting, default=(0, None))
-    needed = needed_tokens(count, n_instruction)
-    if needed > most:
-        warn(
-            f"file {file}: has {count} tokens, and with its edit may need a context of {needed}; one of {most} is "
-            "opened, `n_ctx` sets another"
-        )
-    return config if needed <= LARGEST_DEFAULT else replace(config, n_ctx=min(needed, most))
-
-
-def needed_tokens(n_file: int, n_instruction: int) -> int:
-    return round(n_file * (1 + GROWTH)) + n_instruction + ROOM
 
 
 @dataclass

@@ -23,7 +23,7 @@ from rest_local.errors import OptionError
 from rest_local.llama.options import (
     CACHE_TYPES,
     FLASH_ATTENTION,
-    LARGEST_DEFAULT,
+    LEAST_DEFAULT,
     MOST_SNAPSHOTS,
     NUMA,
     ROPE_SCALINGS,
@@ -272,7 +272,8 @@ _ENGINE_OPTIONS = (
     ),
     _engine(
         "-c --ctx --ctx-size N",
-        f"Context in tokens; 0 is the trained length. Default: that or {LARGEST_DEFAULT}, whichever is less.",
+        "Context in tokens; 0 is the trained length. Default: that, halved until the KV cache fits half of the memory "
+        f"that the model leaves free, down to {LEAST_DEFAULT}.",
         to="n_ctx",
         callback=lambda ctx, param, value: TRAINED if value == 0 else value,
         type=click.IntRange(min=0),

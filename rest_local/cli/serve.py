@@ -100,35 +100,44 @@ def choice(
     aliases: tuple[str, ...],
     template: str | None = None,
     variables: dict[str, object] | None = None,
+    memory: int | None = None,
 ) -> ModelChoice:
-    """Return what the server needs to know of a model, with a template and variables for it if given."""
+    """Return what the server needs to know of a model, with a template and variables for it if given.
+
+    Its default context fits into `memory` bytes, next to its weights.
+    """
     from rest_local.router.app import ModelChoice
 
     mmproj = config.mmproj and Path(config.mmproj)
     if mmproj and mmproj not in (AUTO_PROJECTOR, NO_PROJECTOR):
         mmproj = mmproj.absolute()  # The process of the model may have another working directory.
     own = replace(config, model=model.path, mmproj=mmproj)
-    load, need = partial(_load, own, live, template, variables or {}), partial(_need, own, model.path)
+    load = partial(_load, own, live, template, variables or {}, memory)
+    need = partial(_need, own, model.path, memory)
     return ModelChoice(model.name, model.path, load, need, aliases)
 
 
-def _load(config: EngineConfig, live: Live, template: str | None, variables: dict[str, object]) -> Engine:
+def _load(
+    config: EngineConfig, live: Live, template: str | None, variables: dict[str, object], memory: int | None
+) -> Engine:
     """Load the model, in its own process."""
+    from rest_local.decoding.opening import with_context
+
     indexer.at_once()
-    engine = opening.open_engine(config, live)
+    engine = opening.open_engine(config if memory is None else with_context(config, memory), live)
     if template is not None:
         engine.model.chat_template = template
     engine.model.template_variables = variables
     return engine
 
 
-def _need(config: EngineConfig, path: Path) -> Need:
+def _need(config: EngineConfig, path: Path, memory: int | None) -> Need:
     from rest_local.router.memory import need_of
 
     draft = config.draft_model
     if draft is not None and draft != NO_DRAFT_MODEL:
         draft = inputs.model_path(draft)
-    return need_of(replace(config, model=path, draft_model=draft))
+    return need_of(replace(config, model=path, draft_model=draft), memory)
 
 
 PORT = 8012  # This is rest_local.server.settings.DEFAULT_PORT, whose import would slow down --help.
@@ -190,7 +199,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @option("-np --slots N", "Answer N at a time.", also="--parallel", type=click.IntRange(1, MOST_SLOTS), default=SLOTS)
 @option(
     "--cells N",
-    "Tokens of KV cache for all answers together. Default: a whole context (--ctx) for each slot.",
+    "Tokens of KV cache for all answers together. Default: a whole --ctx for each slot; without --ctx, one for all.",
     type=click.IntRange(min=8),
 )
 @option(
@@ -250,22 +259,23 @@ def serve(
     settings = ServerSettings(aliases=aliases, keys=_keys(api_key_file), **of_server)
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     named = named_models(models)
+    if memory is None and len(named) > 1:
+        memory = default_limit()
     also = aliases_of(aliases, [each.name for each in named])
     live = live.chosen()
     with ExitStack() as opened:
         sockets = [opened.enter_context(each) for each in listen_on_all(settings)]
         log_to_stderr()
         choices = []
+        share = None if memory is None else memory // min(len(named), 2)  # Two models fit at a time.
         for each in named:
             own = template if each is named[0] else None
-            choices.append(choice(each, config, live, also.get(each.name, ()), own, chat_template_kwargs))
+            choices.append(choice(each, config, live, also.get(each.name, ()), own, chat_template_kwargs, share))
         eager = named[0].eager
         _announce(settings, sockets[0].getsockname()[1], len(choices))
         if len(choices) == 1 and eager and idle is None and memory is None:
             supervise(settings, choices[0], sockets, queue)
             return
-        if memory is None and len(choices) > 1:
-            memory = default_limit()
         Routing(settings, choices, eager=eager, limit=memory, idle=idle, queue=queue).run(sockets)
 
 

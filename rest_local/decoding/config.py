@@ -8,12 +8,12 @@ policies and nothing else of what they do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from rest_local.errors import OptionError
-from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
+from rest_local.llama.options import LEAST_DEFAULT, ModelOptions
 from rest_local.llama.sampling_defaults import checked
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ TRAINED: Final = "trained"
 NO_DRAFT_MODEL = Path("none")  # A value of `draft_model`.
 AUTO_PROJECTOR, NO_PROJECTOR = Path("auto"), Path("none")  # Values of `mmproj`.
 SMALLEST_CONTEXT = 8
+CACHE_SHARE = 0.5  # The default KV cache leaves other programs and buffers the rest of the free memory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class EngineConfig:
     datastores        names or paths of the datastores to draft from
     follow            use new commits of the datastores while the engine runs, and those named that are built later
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
-    n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that, 4 096 or
-                      `cells`, whichever is least
+    n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that, halved
+                      until it fits the memory (`sized`)
     threads           CPU threads, a fixed number; None: the performance cores, fewer while other programs want them
     n_gpu_layers      layers on the GPU, -1: all of them; None: as many as fit, where there is a GPU
     exact             True: draft only where a complete self-test has found no bit that drafting changes; None: on a
@@ -47,7 +48,8 @@ class EngineConfig:
     verify            None: strict; `Relaxed(k, ratio)` lets retrieved tokens pass that are nearly as likely as the
                       likeliest one, and so changes answers
     slots             requests that are decoded at the same time; with `exact` they take turns
-    cells             tokens of memory for all slots together; None: a whole context for each
+    cells             tokens of memory for all slots together; None: a whole context for each, or without `n_ctx` one
+                      for all, but at least 4 096 for each
     options           how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
     draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers, an
                       EAGLE-3 head or a block drafter made for this model; None: the MTP layers in the model's file, if
@@ -115,8 +117,22 @@ class EngineConfig:
     def context_length(self, trained: int) -> int:
         """Return the context for a model trained for `trained` tokens (0: unknown)."""
         if self.n_ctx == TRAINED:
-            return trained or LARGEST_DEFAULT
-        return self.n_ctx or min(filter(None, (LARGEST_DEFAULT, trained, self.cells)))
+            return trained or LEAST_DEFAULT
+        return self.n_ctx or min(filter(None, (trained or LEAST_DEFAULT, self.cells)))
+
+    def sized(self, trained: int, cell_bytes: float, room: float) -> EngineConfig:
+        """Return the config with the default context if it names none: as long as the model was trained for, halved
+        until the KV cache takes at most CACHE_SHARE of `room`, the bytes that the weights leave free.
+
+        The slots share one such context, or LEAST_DEFAULT tokens for each of them, which are not halved.
+        """
+        if self.n_ctx is not None or self.cells is not None:
+            return self
+        longest = length = self.context_length(trained)
+        while length > LEAST_DEFAULT and length * cell_bytes > CACHE_SHARE * room:
+            length //= 2
+        cells = max(length, self.slots * min(longest, LEAST_DEFAULT))
+        return replace(self, n_ctx=min(longest, cells), cells=cells)
 
 
 class EngineOptions(TypedDict, total=False):

@@ -45,6 +45,7 @@ from rest_local.decoding.opening import (
     open_history,
     open_model,
     open_projector,
+    with_context,
 )
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
@@ -103,6 +104,7 @@ class Engine(Closing):
             self.decoder = Decoder(config, encoder, None, self.datastores, None, None)
             self.closing.callback(self.decoder.close)
             return
+        config = with_context(config)
         with ExitStack() as undo:
             self.model, warning = open_model(config, undo)
             self.projector, no_images = open_projector(config, self.model, undo)

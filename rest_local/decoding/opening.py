@@ -41,7 +41,7 @@ from rest_local.kv_cache.checkpoints import CHECKPOINT_BYTES, MOST_CHECKPOINTS
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.embedding import pooling
-from rest_local.llama.gguf import check_headers, read_gguf, trained_context
+from rest_local.llama.gguf import Gguf, check_headers, read_gguf, trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.projector import Projector
@@ -55,6 +55,7 @@ NAME_LENGTH = 40
 MODEL_LENGTH = 200  # A file can call itself anything.
 BUFFERS = 256 << 20  # Snapshots leave so many bytes free for the buffers of a forward pass.
 NEXT_TO_EXPERTS = 1 / 8  # Snapshots get this share of free memory where weights are placed by hand.
+_NO_LIMIT = 1 << 62  # bytes
 _UNKNOWN = 2 << 30  # The bytes of free memory where the system does not say.
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -85,6 +86,39 @@ def free_memory(config: EngineConfig) -> int:
     return min(_available(), _cgroup_room())
 
 
+def with_context(config: EngineConfig, memory: int | None = None) -> EngineConfig:
+    """Return the config with a context that fits the free memory if it names none (`EngineConfig.sized`), of which the
+    model may take `memory` bytes. Raises ModelError.
+    """
+    if config.n_ctx is not None or config.cells is not None:
+        return config
+    path = model_file(config.model)
+    metadata = read_gguf(path)
+    share, room = _room_for(config, path, metadata, memory)
+    cell_bytes = share * header_of(metadata, path).kv_bytes
+    return config.sized(trained_context(path, config.options), cell_bytes, room)
+
+
+def _room_for(config: EngineConfig, path: Path, metadata: Gguf, memory: int | None = None) -> tuple[float, int]:
+    """Return the share of the model's cells that go where `free_memory` looks, and the bytes that the weights leave
+    them there, of `memory` at most.
+    """
+    layers = config.n_gpu_layers
+    room = min(free_memory(config), _NO_LIMIT if memory is None else memory)
+    if _placed_by_hand(config):
+        return 1.0, int(NEXT_TO_EXPERTS * room)
+    all_layers = metadata.number(f"{metadata.architecture}.block_count") + 1
+    share = min(1.0, layers / all_layers) if uses_gpu(config) and layers is not None and layers > 0 else 1.0
+    size = sum(status.st_size for _, status in check_headers(path))
+    return share, room - int(share * size) - BUFFERS
+
+
+def _placed_by_hand(config: EngineConfig) -> bool:
+    """Return True if options say which weights go to the GPU, so that their size there is unknown."""
+    options = config.options
+    return uses_gpu(config) and bool(options.cpu_moe or options.n_cpu_moe or options.override_tensor)
+
+
 def uses_gpu(config: EngineConfig) -> bool:
     """Return True if layers of the model go to a GPU."""
     return library.supports_gpu() and config.n_gpu_layers != 0 and config.options.devices != ("none",)
@@ -103,7 +137,7 @@ def _cgroup_room() -> int:
     with suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text("ascii"))
         return max(limit - int((_CGROUP / "memory.current").read_text("ascii")), 0)
-    return 1 << 62
+    return _NO_LIMIT
 
 
 class Snapshots(NamedTuple):
@@ -138,15 +172,10 @@ def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
     wanted = snapshots_of(header, options.rollback)
     if not wanted or options.rollback is not None:
         return Snapshots(wanted, wanted, header.state_bytes, slots)
-    room = free_memory(config)
-    if uses_gpu(config) and (options.cpu_moe or options.n_cpu_moe or options.override_tensor):
-        room = int(NEXT_TO_EXPERTS * room)
-    else:
-        layers, all_layers = config.n_gpu_layers, metadata.number(f"{header.architecture}.block_count") + 1
-        share = min(1.0, layers / all_layers) if uses_gpu(config) and layers is not None and layers > 0 else 1.0
+    share, room = _room_for(config, path, metadata)
+    if not _placed_by_hand(config):
         cells = config.cells or slots * config.context_length(trained_context(path, options))
-        size = sum(status.st_size for _, status in check_headers(path)) + cells * header.kv_bytes
-        room -= int(share * size) + BUFFERS
+        room -= int(share * cells * header.kv_bytes)
     each = slots * header.state_bytes
     fitting = (number for number in (wanted, 8, 4, 2, 1) if number * each <= room - each)
     return Snapshots(next(fitting, 0), wanted, header.state_bytes, slots)

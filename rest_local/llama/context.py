@@ -35,7 +35,7 @@ from rest_local.llama import library, row_wise
 from rest_local.llama.cores import default_threads
 from rest_local.llama.loaded import bindings, llama_cpp, set_fields
 from rest_local.llama.memory import Memory
-from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS, Rope
+from rest_local.llama.options import CACHE_TYPES, LEAST_DEFAULT, ROPE_SCALINGS, Rope
 from rest_local.stop import Closing
 
 Int32 = NDArray[np.int32]
@@ -209,7 +209,7 @@ class ContextSettings:
     `default_threads`; `threads_batch` is for more than one token, 0 = `threads`.
     """
 
-    n_ctx: int = LARGEST_DEFAULT
+    n_ctx: int = LEAST_DEFAULT
     n_batch: int = 512
     n_ubatch: int = 0
     n_branches: int = 8

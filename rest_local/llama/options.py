@@ -30,7 +30,7 @@ OVERRIDE_TYPES = ("int", "float", "bool", "str")
 LONGEST_OVERRIDE = 127  # bytes of a key, and of a string, in llama_model_kv_override
 MOST_SNAPSHOTS = 16  # default number of snapshots of a recurrent state, for each slot
 LARGEST_ROLLBACK = 63  # no chain has more tokens
-LARGEST_DEFAULT = 4096  # a context with more tokens is opened only on request
+LEAST_DEFAULT = 4096  # The default context has at least so many tokens, or those that the model was trained for.
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,17 @@ class Need:
         return f"about {in_bytes(self.total)} ({in_bytes(self.files)} of files, {in_bytes(self.cache)} of KV cache)"
 
 
-def need_of(config: EngineConfig) -> Need:
-    """Estimate the memory for the model of `config`, whose `model` must be a file. Raises ModelError, OSError."""
+def need_of(config: EngineConfig, memory: int | None = None) -> Need:
+    """Estimate the memory for the model of `config`, whose `model` must be a file, with the default context that fits
+    into `memory` bytes. Raises ModelError, OSError.
+    """
     path = Path(config.model or "")
     metadata = read_gguf(path)
     if metadata.is_encoder:
         return Need(_bytes_of(path), 0)
     header = header_of(metadata, path)
+    if memory is not None:
+        config = config.sized(header.n_ctx_train, header.kv_bytes, memory - _bytes_of(path) - PROCESS_BYTES)
     cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
     states = config.slots * (1 + snapshots_of(header, config.options.rollback)) * header.state_bytes
     need = Need(_bytes_of(path) + _projector_bytes(config, path), cells * header.kv_bytes + states)

@@ -58,7 +58,7 @@ def test_the_largest_requests_fit_the_memory_at_once(needs: list[int], cell_byte
 def test_cells_of_a_request(body: dict[str, Any], default: int | None, cells: int) -> None:
     (job,) = jobs_of(1, **body)
     prompt = round(len(job.body) / 3) + 64
-    assert cells_of(job, 4096, default) == min(prompt + cells, 4096)
+    assert cells_of(job, 5000, default) == min(prompt + cells, 5000)
 
 
 def test_slots_and_flash_attention_on_a_cpu(memory: Any) -> None:

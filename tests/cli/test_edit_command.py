@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,7 @@ import pytest
 from fake_cli_engine import Call, FakePiece, Install
 
 from rest_local.cli import edit as edit_module
-from rest_local.cli.edit import LARGEST_CONTEXT, with_context
-from rest_local.decoding.config import EngineConfig
-from rest_local.editing.text_file import TextFile
 from rest_local.errors import PromptTooLong
-from rest_local.llama.model import Model
 from rest_local.llama.options import Sampling
 
 Script = list[Any]
@@ -263,38 +257,3 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     assert "\x07" not in out
     assert "-a\ufffd[2J\tb\n" in out
     assert file.read_text() == "a\x1b]0;c\x07\tb\n"
-
-
-def test_context_is_as_large_as_the_files_need(
-    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The tiny model has nearly a token for each byte. A file that fits no context is left to the engine, which says so
-    with one number."""
-    for name, lines in (("small", 50), ("large", 600), ("huge", 20_000)):
-        (tmp_path / name).write_text("x = 1\n" * lines)
-    small, large, huge = (TextFile.read(tmp_path / name) for name in ("small", "large", "huge"))
-    config = EngineConfig(model=tiny_model("llama", n_ctx=100_000))
-    n_ctx = with_context(config, [small, large], "change it").n_ctx
-    assert isinstance(n_ctx, int)
-    assert 4096 < n_ctx < LARGEST_CONTEXT
-    assert with_context(EngineConfig(model=config.model, n_ctx=512), [large], "change it").n_ctx == 512
-    assert with_context(config, [huge, large], "change it") == with_context(config, [large], "change it")
-    assert capsys.readouterr().err == ""
-
-
-def test_context_ends_where_the_training_of_the_model_did(
-    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "f").write_text("x = 1\n" * 600)
-    config = EngineConfig(model=tiny_model("llama", n_ctx=6000))
-    assert with_context(config, [TextFile.read(tmp_path / "f")], "change it").n_ctx == 6000
-    err = capsys.readouterr().err
-    counted = re.fullmatch(
-        rf"rest-local: warning: file {tmp_path}/f: has (\d+) tokens, and with its edit may need a context of (\d+); "
-        r"one of 6000 is opened, --ctx sets another\n",
-        err,
-    )
-    assert counted, err
-    with Model.open(config.model or "", vocab_only=True) as model:
-        n_file, n_said = (len(model.vocabulary.tokenize(text)) for text in ((tmp_path / "f").read_text(), "change it"))
-    assert (int(counted[1]), int(counted[2])) == (n_file, edit_module.needed_tokens(n_file, n_said))

@@ -25,10 +25,11 @@ from rest_local.errors import OptionError, PromptTooLong
 from rest_local.grammar import gbnf
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
-from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions, Override
+from rest_local.llama.options import LEAST_DEFAULT, ModelOptions, Override
 from rest_local.planning.auto import Auto
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
+from rest_local.router.memory import PROCESS_BYTES, need_of
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3
@@ -354,17 +355,52 @@ def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("n_ctx", "trained", "expected"),
     [
-        (None, 2048, 2048),
-        (None, 1 << 17, LARGEST_DEFAULT),
-        (None, 0, LARGEST_DEFAULT),
         ("trained", 1 << 17, 1 << 17),
-        ("trained", 0, LARGEST_DEFAULT),
+        ("trained", 0, LEAST_DEFAULT),
         (512, 2048, 512),
         (3000, 2048, 3000),
     ],
 )
-def test_the_length_of_the_context(n_ctx: Any, trained: int, expected: int) -> None:
-    assert EngineConfig(n_ctx=n_ctx).context_length(trained) == expected
+def test_a_context_that_the_user_names_is_taken(n_ctx: Any, trained: int, expected: int) -> None:
+    config = EngineConfig(n_ctx=n_ctx, slots=4)
+    assert config.sized(trained, 1, room=0) == config
+    assert config.context_length(trained) == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "trained", "room", "n_ctx", "cells"),
+    [
+        (4, 2048, 1 << 30, 2048, 8192),
+        (4, 8192, 1 << 30, 8192, 16_384),
+        (4, 1 << 17, 1 << 30, 1 << 17, 1 << 17),
+        (1, 1 << 17, 90_000, 1 << 15, 1 << 15),
+        (4, 40_960, 50_000, 20_480, 20_480),
+        (4, 1 << 17, -1, 16_384, 16_384),
+        (1, 1 << 17, -1, LEAST_DEFAULT, LEAST_DEFAULT),
+        (1, 0, 1 << 30, LEAST_DEFAULT, LEAST_DEFAULT),
+    ],
+)
+def test_the_default_context_is_the_trained_one_as_far_as_half_of_the_memory_goes(
+    slots: int, trained: int, room: int, n_ctx: int, cells: int
+) -> None:
+    sized = EngineConfig(slots=slots).sized(trained, 1, room)
+    assert (sized.n_ctx, sized.cells) == (n_ctx, cells)
+
+
+def test_the_memory_for_the_default_context_is_what_the_weights_leave(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model("llama", n_ctx=100_000)
+    taken = path.stat().st_size + opening.BUFFERS
+    cell = header_of(read_gguf(path), path).kv_bytes
+    monkeypatch.setattr(opening, "free_memory", lambda config: taken + 2 * 60_000 * cell)
+    config = EngineConfig(model=path, n_gpu_layers=0)
+    assert opening.with_context(config).n_ctx == 50_000
+    assert opening.with_context(config, taken + 2 * 30_000 * cell).n_ctx == 25_000
+    assert need_of(config, path.stat().st_size + PROCESS_BYTES + 2 * 30_000 * cell).cache == 25_000 * cell
+    assert opening.with_context(config, 1 << 60).n_ctx == 50_000
+    with Engine.load(path, n_gpu_layers=0, slots=2) as engine:
+        assert engine.n_ctx == 50_000
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,8 @@ def test_a_prompt_that_is_too_long_has_the_words_that_agents_look_for(scripted: 
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert error["type"] == "invalid_request_error"
-    assert error["message"] == f"prompt is too long: {error['n_prompt_tokens']} tokens > 64 maximum"
+    said = f"prompt is too long: {error['n_prompt_tokens']} tokens > 64 maximum; "
+    assert error["message"] == f"{said}shorten it, or start the server with a larger --ctx"
     assert error["n_prompt_tokens"] > 64
 
 
