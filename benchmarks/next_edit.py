@@ -11,6 +11,7 @@
 - Sides: plain decoding; drafts from the prompt alone; with the window as prediction, which is what `serve` does; with
   earlier answers as well, which is what `serve` does with its history; and llama-server's rules (`benchmarks.peers`).
   Here the same answer is given four times, which flatters sides that know earlier answers: history and ngram-mod.
+  So ngram-mod runs as "ngram-mod anew" too, with an empty table for each keystroke: that is its draft from the prompt.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ class Side:
     """One way to draft: from the window or not, and from earlier answers or not; or the rule of a peer."""
 
     def __init__(self, policy: Policy, sources: Predictable, *, window: bool = False, history: bool = False) -> None:
-        self.policy, self.sources, self._window = policy, sources, window
-        self.history = GrowingText() if history else None
+        self.policy, self.sources, self._window, self._remembers = policy, sources, window, history
+        self.history = GrowingText() if history and isinstance(sources, Sources) else None
         if isinstance(sources, Sources):
             sources.use((), self.history)
 
@@ -131,6 +132,8 @@ class Side:
     def answered(self, recorded: Recorded) -> None:
         if self.history is not None:
             self.history.extend([*recorded.answer, -1])
+        elif isinstance(self.sources, NgramMod) and not self._remembers:
+            self.sources.forget()
 
 
 def sides_of(curve: CostCurve, n_vocab: int) -> dict[str, Side]:
@@ -139,14 +142,15 @@ def sides_of(curve: CostCurve, n_vocab: int) -> dict[str, Side]:
     def auto(**how: bool) -> Side:
         return Side(Auto(curve.copy()), Sources((), n_vocab), **how)
 
-    simple, mod = NgramSimple(), NgramMod()
+    simple, mod, anew = NgramSimple(), NgramMod(), NgramMod()
     return {
         "plain": Side(Off(), Sources((), n_vocab)),
         "prompt alone": auto(),
         "window": auto(window=True),
         "window and history": auto(window=True, history=True),
         "ngram-simple": Side(simple, simple),
-        "ngram-mod": Side(mod, mod),
+        "ngram-mod": Side(mod, mod, history=True),
+        "ngram-mod anew": Side(anew, anew),
     }
 
 

@@ -184,8 +184,12 @@ class NgramMod(Peer):
         failed = done.n_accepted < self.FAILED * len(drafted.tree)
         self._failures = self._failures + 1 if failed else 0
         if self._failures == self.FAILURES:
-            self._table.clear()
-            self._failures = self._entered = 0
+            self.forget()
+
+    def forget(self) -> None:
+        """Clear the table."""
+        self._table.clear()
+        self._failures = self._entered = 0
 
     def _enter(self, tokens: Sequence[int], begin: int, end: int) -> None:
         for i in range(begin, end):
