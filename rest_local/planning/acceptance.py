@@ -13,7 +13,9 @@
   of all estimates at the node in quarters (above 1 if sources propose different tokens), and the number of sources that
   propose the token. Log loss on recorded answers from a cold start, for the first and the second half of the answers,
   without and with it: HumanEval with a datastore 0.221 and 0.210, with 0.183 and 0.168; chat with history 0.175 and
-  0.178, with 0.161 and 0.157; MT-Bench 0.336 and 0.346, with 0.310 and 0.311.
+  0.178, with 0.161 and 0.157; MT-Bench 0.336 and 0.346, with 0.310 and 0.311. Tokens that a drafting model proposes
+  have weights of their own, because wrong text is likely after the same tokens and what the model proposes is not:
+  with common weights a block drafter and text together lost 2 to 4% in chat and agents' steps (docs/LOG.md).
 
 The module knows nothing about models or text.
 """
@@ -158,6 +160,7 @@ def grammar_rates() -> list[float]:
 
 SLOTS = 1 << 18  # Each of the two lists has so many weights.
 SPREAD = 0x237B1  # It is odd, so that the slots of neighbouring ids lie far apart.
+COMPUTED = 0x1F7A5  # The weights of tokens that a drafting model proposes lie so many slots further on.
 # The rate of learning, and the squared error that a weight starts with. With 0.3 to 0.7, log loss is the same to half a
 # percent.
 RATE = 0.5
@@ -177,8 +180,6 @@ class TokenCalibrator:
         """
         weights = self._weights
         before, last = (preceding[0] * SPREAD + 1) * SPREAD * SPREAD, (preceding[1] * SPREAD + 2) * SPREAD
-        after = last % SLOTS
-        common = weights[after]
         total = 0.0  # It is a loop because most nodes have one candidate, for which `sum` takes longer than the rest.
         for found in candidates.values():
             total += found[0]
@@ -186,10 +187,12 @@ class TokenCalibrator:
         calibrated: list[Calibrated] = []
         for token, (estimate, _, members) in candidates.items():
             odds = log(estimate / (1.0 - estimate))
-            own = token * SPREAD
+            shift = COMPUTED if members[-1][0].source == MODEL else 0  # The model comes last.
+            own = token * SPREAD + shift
             alone, pair, apart = own % SLOTS, (own + last) % SLOTS, (own + before) % SLOTS
-            bucket = ((by_total + round(2.0 * odds)) * SPREAD + len(members)) % SLOTS
-            odds += common + weights[alone] + weights[pair] + weights[apart] + weights[bucket]
+            after = (last + shift) % SLOTS
+            bucket = ((by_total + round(2.0 * odds)) * SPREAD + len(members) + shift) % SLOTS
+            odds += weights[after] + weights[alone] + weights[pair] + weights[apart] + weights[bucket]
             calibrated.append((token, 1.0 / (1.0 + exp(-odds)), (alone, pair, apart, after, bucket)))
         return calibrated
 

@@ -1,6 +1,6 @@
 """`auto` drafts where it pays, and its losses are bounded in every case."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import exp, log, sqrt
 
 import numpy as np
@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
-from rest_local.drafting.sources import DEPTH, N_CELLS, Lookup, Merged, Sources
+from rest_local.drafting.sources import DEPTH, N_CELLS, Lookup, Merged, ModelRows, SourceRows, Sources
 from rest_local.drafting.tree import ROOT, Calibrated, Draft, DraftTree
 from rest_local.planning.acceptance import RATE, SLOTS, Acceptance, TokenCalibrator
 from rest_local.planning.auto import SKIPPED_STEP, Auto
 from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Budget, Plan, Savings, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.rows import Rows
 
 CPU = CostCurve.from_points(
     [512], SIZES, [[20 * r for r in (1, 1.86, 2.50, 2.41, 3.96, 3.80, 5.36, 4.91, 8.22, 8.95, 13.9, 18.1)]]
@@ -179,7 +180,7 @@ def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     assert [token for token, _, _ in drafted.proposals[ROOT].calibrated] == [3]
     one.learn(drafted, [9], StepCost(5, 8, 0, 60.0, 0.0, 0.15))
     other.catch_up()  # A fork would do the same.
-    ((_, probability, _),) = planner.shared.calibrator.calibrate((1, 2), {3: (0.5, 1, [])})
+    ((_, probability, _),) = planner.shared.calibrator.calibrate((1, 2), candidates({3: 0.5}))
     assert probability < 0.5
     assert (one.budget.credit < credits[0], other.budget.credit) == (True, credits[1])
 
@@ -299,21 +300,29 @@ def test_a_request_may_lose_a_share_of_what_drafts_saved_for_earlier_ones() -> N
 # ---- Calibrated tokens ---------------------------------------------------------------------------------------------
 
 
-def candidates(estimates: dict[int, float]) -> Merged:
-    return {token: (estimate, 0, []) for token, estimate in estimates.items()}
+TEXT, COMPUTED = SourceRows(0, Rows.empty(1)), ModelRows()
+
+
+def candidates(estimates: dict[int, float], computed: Collection[int] = ()) -> Merged:
+    return {
+        token: (estimate, 0, [(TEXT, ()), *([(COMPUTED, ())] * (token in computed))])
+        for token, estimate in estimates.items()
+    }
 
 
 class Naive:
-    """The same regression with weights by name."""
+    """The same regression with weights by name; a drafting model proposes the tokens in `computed`."""
 
     def __init__(self) -> None:
         self.weights: dict[object, list[float]] = {}
+        self.computed: Collection[int] = ()
 
     def names(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
         before, last = preceding
         half = round(2 * log(estimates[token] / (1 - estimates[token])))
         bucket = ("bucket", half, int(4 * sum(estimates.values())))
-        return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), bucket]
+        names = [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), bucket]
+        return [(name, token in self.computed) for name in names]
 
     def probability(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> float:
         names = self.names(preceding, token, estimates)
@@ -334,7 +343,10 @@ class Naive:
 TOKENS = st.integers(1, 4)  # so few that no two weights share a slot
 NODES = st.lists(
     st.tuples(
-        st.tuples(TOKENS, TOKENS), st.dictionaries(TOKENS, st.floats(0.001, 0.999), min_size=1), st.integers(1, 5)
+        st.tuples(TOKENS, TOKENS),
+        st.dictionaries(TOKENS, st.floats(0.001, 0.999), min_size=1),
+        st.sets(TOKENS),
+        st.integers(1, 5),
     ),
     max_size=12,
 )
@@ -342,11 +354,11 @@ NODES = st.lists(
 
 @given(NODES)
 def test_the_probabilities_equal_those_of_a_naive_regression(
-    nodes: list[tuple[tuple[int, int], dict[int, float], int]],
+    nodes: list[tuple[tuple[int, int], dict[int, float], set[int], int]],
 ) -> None:
     calibrator, naive = TokenCalibrator(), Naive()
-    for preceding, estimates, right in nodes:
-        calibrated = calibrator.calibrate(preceding, candidates(estimates))
+    for preceding, estimates, naive.computed, right in nodes:
+        calibrated = calibrator.calibrate(preceding, candidates(estimates, naive.computed))
         for token, probability, _ in calibrated:
             assert 0.0 < probability < 1.0
             assert probability == pytest.approx(naive.probability(preceding, token, estimates))
