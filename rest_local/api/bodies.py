@@ -291,7 +291,6 @@ class NativeBody(GenerationBody):
 
     prompt: PromptField
     n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
-    post_sampling_probs: bool | None = None
     n_indent: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     response_fields: Annotated[Many[str], Field(max_length=256)] | None = None
     return_tokens: bool | None = None

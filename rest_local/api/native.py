@@ -126,17 +126,15 @@ class NativeAnswer(Answer[NativeBody]):
         return fields
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Return `completion_probabilities` as logarithms, or as probabilities with `post_sampling_probs`."""
-        vocabulary, after_sampling = self.engine.model.vocabulary, bool(self.body.post_sampling_probs)
+        """Return `completion_probabilities`."""
 
         def one(token: int, logprob: float) -> dict[str, Any]:
-            piece = vocabulary.piece(token)
-            value = {"prob": math.exp(logprob)} if after_sampling else {"logprob": logprob}
-            return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece)} | value
+            piece = self.engine.model.vocabulary.piece(token)
+            shown = piece.decode("utf-8", "replace")
+            return {"id": token, "token": shown, "bytes": list(piece), "logprob": logprob}
 
-        top = "top_probs" if after_sampling else "top_logprobs"
         return [
-            one(entry.token, entry.logprob) | {top: [one(token, logprob) for token, logprob in entry.top]}
+            one(entry.token, entry.logprob) | {"top_logprobs": [one(token, logprob) for token, logprob in entry.top]}
             for entry in entries
         ]
 

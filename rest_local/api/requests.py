@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rest_local.api.bodies import MAX_PROMPTS, Extension, GenerationBody, NativeBody, PromptField
+from rest_local.api.bodies import MAX_PROMPTS, Extension, GenerationBody, PromptField
 from rest_local.api.errors import ApiError
 from rest_local.api.next_edit import window_of
 from rest_local.chat.conversation import ChatTemplate, content_text
@@ -68,7 +68,6 @@ def request_of(
         ignore_end=bool(body.ignore_eos),
         prediction=content_text(body.prediction.content, ("prediction", "content")) if body.prediction else window,
         logprobs=logprobs,
-        after_sampling=isinstance(body, NativeBody) and bool(body.post_sampling_probs),
         origins=bool(extension.origins),
         progress=bool(body.stream and body.return_progress),
         policy=extension.policy,

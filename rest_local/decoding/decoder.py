@@ -115,7 +115,6 @@ class Decoder:
             relaxed=relaxed,
             constraint=None if sampler.constraint.is_free else sampler.constraint,
             n_logprobs=request.logprobs,
-            remaining=sampler.remaining if request.after_sampling and request.logprobs is not None else None,
         )
 
         def connect(slot: Slot) -> Sources:

@@ -43,15 +43,6 @@ def logprobs_of(row: NDArray[np.float32], token: int, top: int) -> TokenLogprobs
     return TokenLogprobs(token, float(row[token] - mass), likeliest)
 
 
-def among(left: list[tuple[int, float]], token: int, top: int) -> TokenLogprobs:
-    """Return the log-probability of a token among those that the samplers left, -inf if it is none of them, and those
-    of the `top` likeliest.
-    """
-    probabilities = dict(left)
-    likeliest = tuple((other, math.log(each)) for other, each in left[:top] if each > 0)
-    return TokenLogprobs(token, math.log(found) if (found := probabilities.get(token, 0.0)) else -math.inf, likeliest)
-
-
 def _likeliest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """Return ids by falling logit, of equal ones the lowest first.
 

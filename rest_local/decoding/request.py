@@ -52,8 +52,6 @@ class Request:
         prediction: tokens that the answer is likely to repeat, such as the old file of an edit (`Engine.request` makes
             them from text). They are only drafted from, so they change the speed and not the answer
         logprobs: None, or how many of the likeliest tokens to report for each token (0: only the token itself)
-        after_sampling: report those after the samplers (top-k to temperature) among the tokens that they leave, not
-            the model's own
         origins: report where each drafted token comes from
         progress: report how much of the prompt is evaluated, in pieces without text (`Piece.progress`)
         policy: name of a drafting policy, or a policy of your own; None for the engine's
@@ -78,7 +76,6 @@ class Request:
     ignore_end: bool = False
     prediction: Sequence[int] | NDArray[np.int32] = ()
     logprobs: int | None = None
-    after_sampling: bool = False
     origins: bool = False
     progress: bool = False
     policy: str | Policy | None = None
@@ -117,7 +114,6 @@ class RequestOptions(TypedDict, total=False):
     ignore_end: bool
     prediction: str | Sequence[int] | NDArray[np.int32]
     logprobs: int | None
-    after_sampling: bool
     origins: bool
     progress: bool
     policy: str | Policy | None

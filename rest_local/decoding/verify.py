@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.logprobs import TokenLogprobs, among, logprobs_of
+from rest_local.decoding.logprobs import TokenLogprobs, logprobs_of
 from rest_local.drafting.sources import SOURCE_NUMBER, ForcedText
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import OptionError
@@ -104,18 +104,16 @@ class Chooser(Protocol):
 class Verdict(NamedTuple):
     """The verdict of the model on a tree.
 
-    path            accepted nodes from the root down
-    tokens          theirs and then the model's own, len(path) + 1
-    rows            the row of logits that each token was chosen from
-    relaxed         places of the tokens that passed only because verification is relaxed
-    after_sampling  probabilities that the samplers left, where the request wants them
+    path     accepted nodes from the root down
+    tokens   theirs and then the model's own, len(path) + 1
+    rows     the row of logits that each token was chosen from
+    relaxed  places of the tokens that passed only because verification is relaxed
     """
 
     path: list[int]
     tokens: list[int]
     rows: Sequence[int] = ()
     relaxed: Sequence[int] = ()
-    after_sampling: list[TokenLogprobs] | None = None
 
 
 def verify(tree: DraftTree, choose: Callable[[int], int], ends: Callable[[int], bool]) -> Verdict:
@@ -159,7 +157,6 @@ class Verifier:
     relaxed      the rule by which a retrieved token can replace the sampled one; None: never
     constraint   nodes that it forbids are never submitted; None: there is none
     n_logprobs   how many of the likeliest tokens are reported for each token; None: no log-probabilities
-    remaining    what the samplers left of the last row, where probabilities after them are reported
     """
 
     def __init__(
@@ -170,11 +167,9 @@ class Verifier:
         relaxed: Relaxed | None = None,
         constraint: TokenConstraint | None = None,
         n_logprobs: int | None = None,
-        remaining: Callable[[], list[tuple[int, float]]] | None = None,
     ) -> None:
         self.sampler, self.ends, self.relaxed, self.constraint = sampler, ends, relaxed, constraint
         self.n_logprobs = n_logprobs
-        self._remaining = remaining
 
     @property
     def is_plain(self) -> bool:
@@ -183,12 +178,11 @@ class Verifier:
 
     def verify(self, tree: DraftTree, layout: Layout | None, rows: NDArray[np.float32]) -> Verdict:
         """Walk a tree whose rows are the root's and then those of the nodes in the order of `layout`."""
-        if tree.n_leaves <= 1 and self.relaxed is None and self._remaining is None:
+        if tree.n_leaves <= 1 and self.relaxed is None:
             return verify_chain(tree, rows, self.sampler, self.ends)
         order = layout.order if layout else []
         visited: list[int] = []
         relaxed: list[int] = []
-        left: list[TokenLogprobs] = []
 
         def choose(node: int) -> int:
             place = 0 if node == ROOT else 1 + order.index(node)
@@ -198,22 +192,18 @@ class Verifier:
                 chosen = self.relaxed.relax(token, tree, node, row, self.ends)
                 if chosen != token:
                     relaxed.append(len(visited))
-            if self._remaining is not None:
-                left.append(among(self._remaining(), chosen, self.n_logprobs or 0))
             self.sampler.accept(chosen)
             visited.append(place)
             return chosen
 
         path, tokens, *_ = verify(tree, choose, self.ends)
-        return Verdict(path, tokens, visited, relaxed, None if self._remaining is None else left)
+        return Verdict(path, tokens, visited, relaxed)
 
     def logprobs(self, verdict: Verdict, rows: Sequence[NDArray[np.float32]]) -> list[TokenLogprobs]:
         """Return the log-probabilities of the tokens of a step from their rows; nothing where they are not wanted."""
         top = self.n_logprobs
         if top is None:
             return []
-        if verdict.after_sampling is not None:
-            return verdict.after_sampling
         return [logprobs_of(row, token, top) for row, token in zip(rows, verdict.tokens, strict=True)]
 
 

@@ -60,7 +60,6 @@ class Sampler(Closing):
         self._candidates = None if sampling.is_greedy else Candidates(vocabulary.size)
         self._closed = False
         self._picks_maximum = sampling.is_greedy and self.constraint.never_forbids
-        self._only: int | None = None  # the token of the last `sample` if no other was left
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token, without accepting it. `logits`, float32 [n_vocab], are not changed.
@@ -70,14 +69,11 @@ class Sampler(Closing):
         the grammar allows no token or needs too much work.
         """
         if self._picks_maximum:
-            self._only = int(logits.argmax())
-            return self._only
+            return int(logits.argmax())
         self._check_open()
         if self._candidates is None or self._draw is None:
             greedy = self._candidates
-            self._only = self._likeliest(logits) if greedy is None else self._sample_greedy(greedy, logits)
-            return self._only
-        self._only = None
+            return self._likeliest(logits) if greedy is None else self._sample_greedy(greedy, logits)
         self._candidates.fill(logits, self.constraint.allowed())
         llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
         llama_cpp.llama_sampler_apply(self._draw, self._candidates.reference)  # draws a number for one candidate, too
@@ -104,18 +100,6 @@ class Sampler(Closing):
         candidates.fill(logits, self.constraint.allowed())
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         return candidates.selected
-
-    def remaining(self) -> list[tuple[int, float]]:
-        """Return the tokens that the samplers of the last `sample` left to choose from, with their probabilities,
-        likeliest first. Greedy samplers leave one.
-        """
-        self._check_open()
-        if self._only is not None or self._candidates is None:
-            return [] if self._only is None else [(self._only, 1.0)]
-        left = self._candidates.left()
-        weights = np.exp(left["logit"] - left["logit"].max(), dtype=np.float64)
-        order = np.lexsort((left["id"], -weights))
-        return [(int(left["id"][at]), float(weights[at] / weights.sum())) for at in order]
 
     def accept(self, token: int) -> None:
         """Add a token to the text: penalties and grammar advance. Call it once for each generated token, in order.
@@ -234,11 +218,6 @@ class Candidates:
         self.rows["id"][:count] = self._ids if ids is None else ids
         self.rows["logit"][:count] = logits if ids is None else logits[ids]
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, count, -1, False
-
-    def left(self) -> NDArray[Any]:
-        """Return the candidates that the samplers left, valid until the next use: `_CANDIDATE` [n]."""
-        data = ctypes.cast(self.array.data, ctypes.POINTER(ctypes.c_char * (_CANDIDATE.itemsize * self.array.size)))
-        return np.frombuffer(data.contents, _CANDIDATE)
 
     @property
     def selected(self) -> int:

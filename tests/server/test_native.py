@@ -1,7 +1,5 @@
 """llama-server's own calls, against the demo model."""
 
-import json
-import math
 from typing import Any
 
 import pytest
@@ -202,39 +200,6 @@ def completed(live: Live, **more: Any) -> Any:
     answer = live.post("/completion", ADD | more)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def test_probabilities_after_the_samplers(demo: Live) -> None:
-    wanted = {"n_probs": 10, "post_sampling_probs": True, "temperature": 1.0, "cache_prompt": False}
-    found = completed(demo, **wanted, top_k=3, min_p=0)["completion_probabilities"]
-    assert len(found) == 6
-    for entry in found:
-        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"}
-        chances = [each["prob"] for each in entry["top_probs"]]
-        assert 1 <= len(chances) <= 3
-        assert chances == sorted(chances, reverse=True)
-        assert sum(chances) == pytest.approx(1.0)
-        assert {each["id"]: each["prob"] for each in entry["top_probs"]}[entry["id"]] == entry["prob"] > 0
-    lines = demo.post("/completion", ADD | wanted | {"top_k": 3, "min_p": 0, "stream": True}).text.splitlines()
-    parts = [json.loads(line.removeprefix("data: ")) for line in lines if line]
-    assert [each for part in parts for each in part.get("completion_probabilities", [])] == found
-
-
-def test_probabilities_after_samplers_that_leave_one(demo: Live) -> None:
-    for more in ({"temperature": 0}, {"temperature": 0.8, "top_k": 1}, {"temperature": 0, "repeat_penalty": 1.1}):
-        found = completed(demo, n_probs=5, post_sampling_probs=True, **more)["completion_probabilities"]
-        assert [entry["prob"] for entry in found] == [1.0] * 6
-        assert all([each["id"] for each in entry["top_probs"]] == [entry["id"]] for entry in found)
-
-
-def test_probabilities_after_the_samplers_are_those_of_the_model_at_temperature_1(demo: Live) -> None:
-    off = {"samplers": ["temperature"], "temperature": 1.0, "n_probs": 4, "cache_prompt": False}
-    after = completed(demo, **off, post_sampling_probs=True)["completion_probabilities"]
-    before = completed(demo, **off)["completion_probabilities"]
-    assert [entry["id"] for entry in after] == [entry["id"] for entry in before]
-    for mine, models in zip(after, before, strict=True):
-        assert mine["prob"] == pytest.approx(math.exp(models["logprob"]), rel=1e-4)
-        assert [each["id"] for each in mine["top_probs"]] == [each["id"] for each in models["top_logprobs"]]
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["pairs", "object"])
