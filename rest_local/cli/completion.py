@@ -15,7 +15,7 @@ import click
 from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem, ShellComplete
+    from click.shell_completion import CompletionItem
 
 PROGRAM = "rest-local"
 VARIABLE = "_REST_LOCAL_COMPLETE"
@@ -40,9 +40,8 @@ def completion(shell: str) -> None:
 
 def answer(command: click.Command) -> int:
     """Answer the script of a shell, which has set VARIABLE, and return the exit code. An error offers nothing."""
-    from click.shell_completion import add_completion_class, shell_complete
+    from click.shell_completion import shell_complete
 
-    add_completion_class(bash_completer())
     try:
         return shell_complete(command, {}, PROGRAM, VARIABLE, os.environ[VARIABLE])
     except (OSError, RestLocalError):
@@ -96,39 +95,3 @@ def _folders(place: str) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return []
-
-
-def bash_completer() -> type[ShellComplete]:
-    """Return click's completion for bash, extended to words with a colon, such as the model llama3.2:3b.
-
-    Bash splits the command line at colons and replaces only what follows the last one. So the words are joined again,
-    and only the part after the last colon is offered. If a word really ends with a colon, the next one is taken for a
-    part of it.
-    """
-    from click.shell_completion import BashComplete
-
-    class JoinedWords(BashComplete):
-        _n_kept = 0  # Bash keeps so many characters of the word.
-
-        def get_completion_args(self) -> tuple[list[str], str]:
-            """Return the words before the one that is being completed, and that word."""
-            args, last = super().get_completion_args()
-            words: list[str] = []
-            for word in (*args, last):
-                if words and (word.startswith(":") or words[-1].endswith(":")):
-                    words[-1] += word
-                else:
-                    words.append(word)
-            if words[-1] != last:
-                self._n_kept = words[-1].rindex(":") + 1
-            return words[:-1], words[-1]
-
-        def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-            """Return what bash may put in the place of the text after the last colon."""
-            items = super().get_completions(args, incomplete)
-            for item in items:
-                if item.type == "plain":
-                    item.value = item.value[self._n_kept :]
-            return items
-
-    return JoinedWords

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ ASK, WRITE, SHOW = "ask", "write", "show"
 
 @click.command(cls=SectionedCommand)
 @click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
-@options.engine_options_of_chat
+@options.engine_options
 @options.history_option
 @indexer.code_options
 @option("-y --yes", "Write without asking.", configurable=False)
@@ -94,7 +94,8 @@ def edit(
     paths, instruction = read_arguments(arguments)
     files = read_files(paths)
     do = WRITE if yes else ASK if _at_terminal() and not as_json else SHOW
-    with opening.open_engine(opening.conversing(config), live.chosen()) as engine:
+    config = replace(config, model=inputs.model_path(config.model))  # Refuse before `live.chosen` asks.
+    with opening.open_engine(config, live.chosen()) as engine:
         way_out = "take one that was trained to chat, often with 'instruct' or 'it' in its name"
         opening.require_template(engine, "follow an instruction", way_out)
         how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history}

@@ -54,7 +54,7 @@ def generate(
     """
     predicted = inputs.read_prediction(prediction, prompt)
     text = inputs.read_prompt(prompt)
-    with opening.open_engine(opening.conversing(config) if instruct else config) as engine:
+    with opening.open_engine(config) as engine:
         stream = engine.generate(
             engine.chat_prompt([{"role": "user", "content": text}]) if instruct else text,
             max_tokens=UNLIMITED if tokens < 0 else tokens,

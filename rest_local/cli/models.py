@@ -1,7 +1,6 @@
 """`rest-local models` and `pull`: list and download models, without loading any.
 
-It also says what to do next if no model was named: `rest-local` alone prints that (`next_steps`), and at a terminal a
-command that needs a model for a conversation asks which one to take (`choose`).
+`rest-local` alone prints what to do next with them (`next_steps`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import terminal
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, columns, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, printable
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
 BAR_AFTER_S = 1.0
-MOST_OFFERED = 5
-MOST_LOOKED_AT = 20  # Reading a header takes up to 40 ms.
 
 # The least main memory in GB, and a model that leaves half of it free: they take 4.7, 2.1, 1.1 and 0.5 GB.
 _SUGGESTED = ((12, "7B"), (6, "3B"), (3, "1.5B"), (0, "0.5B"))
@@ -233,26 +229,6 @@ def next_steps() -> list[str]:
         *steps,
         "`rest-local demo` shows the gain, `rest-local --help` lists the commands.",
     ]
-
-
-def choose() -> str | None:
-    """Ask which of the newest models that can converse to take, and return its name.
-
-    Return None, for the default model, if there is no other or the user cannot be asked.
-    """
-    from rest_local.catalog.describe import list_models
-    from rest_local.catalog.stores import PACKAGE
-
-    if not terminal.can_ask():
-        return None
-    facts = list_models(_newest()[:MOST_LOOKED_AT])
-    found = [each for each in facts if each.header.chat_template and not each.error][:MOST_OFFERED]
-    if not found or found[0].store == PACKAGE:
-        return None
-    rows = [(f"  {n}", model.name, in_bytes(model.bytes)) for n, model in enumerate(found, 1)]
-    click.echo("\n".join(["No model was named (-m). On this machine:", *columns(rows)]), err=True)
-    number = click.prompt("Which one", type=click.IntRange(1, len(found)), default=1, err=True)
-    return found[int(number) - 1].name
 
 
 def suggestion() -> str:

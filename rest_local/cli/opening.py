@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rest_local.cli import inputs, models, terminal
+from rest_local.cli import inputs, terminal
 from rest_local.cli.indexer import ASLEEP, Live, recalled, remember
 from rest_local.cli.terminal import say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
@@ -138,15 +138,6 @@ def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
                 say(f"drafting from {live.code.root}: {held(len(store), store.info()['documents'])}")
         elif store is None and live.watch:
             say(f"datastore {name} is used as soon as it is built for this model's vocabulary")
-
-
-def conversing(config: EngineConfig) -> EngineConfig:
-    """Return the configuration with the model that was named, or that the user chooses (`models.choose`).
-
-    It is for commands that converse or follow instructions. Raises OptionError if there is no model, and the errors of
-    `inputs.model_path`.
-    """
-    return replace(config, model=inputs.model_path(config.model or models.choose()))
 
 
 def require_template(engine: Engine, to_do: str, way_out: str) -> None:

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 STRICT = "strict"
-_NAMED = "GGUF file, name (`rest-local models`) or user/repo:QUANT."
-MODEL_HELP = f"{_NAMED} Default: SmolLM2."
-CHAT_MODEL_HELP = f"{_NAMED} Default: SmolLM2, but a terminal asks if there are others."
+MODEL_HELP = "GGUF file, name (`rest-local models`) or user/repo:QUANT. Default: SmolLM2."
 _CONFIG = EngineConfig()
 
 
@@ -252,9 +250,7 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
     )
 
 
-_MODEL_OPTION, _CHAT_MODEL_OPTION = (
-    _engine("-m --model MODEL", text, also="-hf --hf-repo") for text in (MODEL_HELP, CHAT_MODEL_HELP)
-)
+_MODEL_OPTION = _engine("-m --model MODEL", MODEL_HELP, also="-hf --hf-repo")
 _MODELS_OPTION = _engine(
     "-m --model MODEL",
     "GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
@@ -427,9 +423,8 @@ def _engine_options(model_option: Decorator, several: bool = False) -> Decorator
 
 
 # These add the options of the engine and of loading its model, which become the argument `config`. Give such a command
-# `cls=SectionedCommand`, so that its help stays readable. The third one passes `models` beside `config`.
+# `cls=SectionedCommand`, so that its help stays readable. The second one passes `models` beside `config`.
 engine_options = _engine_options(_MODEL_OPTION)
-engine_options_of_chat = _engine_options(_CHAT_MODEL_OPTION)
 engine_options_of_models = _engine_options(_MODELS_OPTION, several=True)
 
 

@@ -92,7 +92,7 @@ def test_set_shows_where_each_value_comes_from(talk: Talk, engine: FakeEngine, s
     "line",
     ["/quit now", "/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens -2", "/set tokens x",
      "/set top_p 3", "/file", "/file /no/such/file", "/undo", "/retry",
-     "/load nothing", "/save", "/save a/b", "/drafts perhaps"],
+     "/load first", "/save", "/save a/b", "/drafts perhaps"],
 )  # fmt: skip
 def test_what_is_refused_is_one_line_and_changes_nothing(talk: Talk, engine: FakeEngine, said: Said, line: str) -> None:
     before = talk.settings
@@ -174,34 +174,26 @@ def test_a_file_goes_with_the_next_message(talk: Talk, tmp_path: Path, said: Sai
     assert contents(talk)[2] == "next"
 
 
-def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    perform(talk, "/load")
-    assert said() == "there are no sessions; /save NAME keeps this one\n"
-    perform(talk, "one")
-    perform(talk, "/save first")
-    perform(talk, "two")
-    perform(talk, "/save second")
-    perform(talk, "/undo")
+def test_save_keeps_a_copy_and_replaces_another_after_a_yes(
+    talk: Talk, data: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stored() -> dict[str, int]:
+        return {path.stem: len(json.loads(path.read_text())["messages"]) for path in (data / "sessions").glob("*.json")}
+
+    for line in ("one", "/save first", "two", "/save second", "/undo"):
+        perform(talk, line)
+    assert stored() == {"first": 4, "second": 2}
     said()
-    perform(talk, "/load")
-    assert said() == "first\nsecond\n"
-    stored = {path.stem: len(json.loads(path.read_text())["messages"]) for path in (data / "sessions").glob("*.json")}
-    assert stored == {"first": 4, "second": 2}
-    perform(talk, "/load first")
-    assert "session first: 4 messages" in said()
-    assert contents(talk) == ["one", "Hello", "two", "Hello"]
-    monkeypatch.setattr(commands, "_confirmed", lambda question: False)
     perform(talk, "/clear")
-    assert "session first keeps what it holds" in said()
-    assert len(json.loads((data / "sessions" / "first.json").read_text())["messages"]) == 4
-    perform(talk, "new")
-    perform(talk, "/load first")
-    assert contents(talk) == ["new", "Hello"], "not left without a yes"
+    assert "session second keeps what it holds" in said()
+    for line in ("new", "more", "even more"):
+        perform(talk, line)
+    monkeypatch.setattr(commands, "_confirmed", lambda question: False)
     perform(talk, "/save second")
-    assert len(json.loads((data / "sessions" / "second.json").read_text())["messages"]) == 2, "nor replaced"
+    assert stored() == {"first": 4, "second": 2}
     monkeypatch.setattr(commands, "_confirmed", lambda question: True)
     perform(talk, "/save second")
-    assert json.loads((data / "sessions" / "second.json").read_text())["messages"][0]["content"] == "new"
+    assert stored() == {"first": 4, "second": 6}
     NamedSession("first").close()  # is free again
 
 

@@ -192,8 +192,9 @@ def test_tab_completes_commands_files_and_sessions(chat: Open, tmp_path: Path) -
     assert r"1: 'what is this\n\nnotes.txt:\n```txt\none\ntwo\n```'" in answered(terminal)
     terminal.type("/save first", "Enter")
     terminal.wait_for("saved as")
-    terminal.type("/load fi", "Tab", "Enter")
-    terminal.wait_for("session first is open already")
+    terminal.type("/clear", "Enter", "/save fi", "Tab", "Enter")
+    terminal.wait_for("Session first exists. Replace it?")
+    terminal.type("n", "Enter")
     terminal.type("/bye", "Enter")
     assert terminal.wait_for_exit() == 0
 

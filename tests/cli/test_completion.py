@@ -12,8 +12,7 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
-from rest_local.catalog import stores
-from rest_local.cli.completion import PROGRAM, VARIABLE, bash_completer
+from rest_local.cli.completion import PROGRAM, VARIABLE
 from rest_local.cli.main import cli
 from rest_local.cli.sections import commands_below
 
@@ -70,24 +69,6 @@ def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offer
             if wanted.search(shown) and not other.search(shown) and not flag:
                 found = parameter.shell_complete(click.Context(command), "")
                 assert found, f"{command.name} {shown}: give shell_complete=completion.paths, models or datastores"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["generate", "-m", "lla"], ["llama3.2:3b", "llama3.2:70b"]),
-        (["generate", "-m", "llama3.2", ":"], ["3b", "70b"]),
-        (["generate", "-m", "llama3.2", ":", "7"], ["70b"]),
-        (["generate", "-m", "llama3.2:7"], ["llama3.2:70b"]),  # COMP_WORDBREAKS has no colon here.
-        (["generate", "-m", "llama3.2", ":", "3b", "--temp", "1", "--pol"], ["--policy"]),
-    ],
-)
-def test_bash_splits_words_at_colons(monkeypatch: pytest.MonkeyPatch, words: list[str], expected: list[str]) -> None:
-    monkeypatch.setattr(stores, "names", lambda: ["llama3.2:3b", "llama3.2:70b"])
-    monkeypatch.setenv("COMP_WORDS", "\n".join(["rest-local", *words]))
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    completed = bash_completer()(cli, {}, PROGRAM, VARIABLE)
-    assert completed.complete().splitlines() == [f"plain,{word}" for word in sorted(expected)]
 
 
 @pytest.mark.parametrize("words", ["rest-local generate -d ", "rest-local serve -m "])

@@ -256,27 +256,7 @@ def test_every_command_uses_the_default_model_and_says_so_once(call: Call, insta
         assert USING not in named.err
 
 
-def test_a_pipe_uses_the_default_model_whatever_else_is_here(call: Call, installed: Path, home: Path) -> None:
+def test_the_default_model_is_used_whatever_else_is_here(call: Call, installed: Path, home: Path) -> None:
     shutil.copy(demo_model(), home / "models" / "mine.gguf")
     done = call("chat", *SHORT, "-n", "2", "who are you?")
     assert (done.code, USING in done.err) == (0, True)
-
-
-def test_a_terminal_is_asked_only_where_there_are_others(home: Path, installed: Path, typed: Call) -> None:
-    alone = typed(b"", "chat", *SHORT, "-n", "2", "who are you?")
-    assert (alone.code, USING in alone.err, "Which one" in alone.err) == (0, True, False)
-    shutil.copy(demo_model(), home / "models" / "mine.gguf")
-    done = typed(b"2\n", "generate", "--instruct", *SHORT, "-n", "2", "who are you?")
-    assert (done.code, USING in done.err) == (0, False)
-    assert [line.split()[:2] for line in done.err.splitlines() if line.startswith("  ")] == [
-        ["1", "mine"], ["2", "SmolLM2"],
-    ]  # fmt: skip
-
-
-def test_instructions_without_a_model_ask_at_a_terminal(home: Path, typed: Call) -> None:
-    shutil.copy(demo_model(), home / "models" / "mine.gguf")
-    options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
-    done = typed(b"1\n", "generate", "--instruct", *options, "who are you?")
-    assert done.code == 0, done.err
-    assert "  1  mine  " in done.err
-    assert "Which one [1]: " in done.err

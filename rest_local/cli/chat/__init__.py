@@ -32,7 +32,7 @@ CELL_BYTES = 8 << 30  # The disk for KV cells of all models, as by default in `s
 
 @click.command(cls=SectionedCommand)
 @click.argument("question", required=False, metavar="[QUESTION | -]")
-@options.engine_options_of_chat
+@options.engine_options
 @options.projector_option
 @options.history_option
 @code_options
@@ -76,7 +76,7 @@ def chat(
     pictures = [inputs.read_image(path) for path in images]
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     if template is None:  # With a template of the user's own, any model will do.
-        config = opening.conversing(config)  # Ask about the model before `live.chosen` asks about the code.
+        config = replace(config, model=inputs.model_path(config.model))  # Refuse before `live.chosen` asks.
     live = live.chosen()
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))

@@ -135,25 +135,6 @@ def _system(talk: Talk, argument: str) -> None:
     talk.write()
 
 
-def _load(talk: Talk, argument: str) -> None:
-    if not argument:
-        note("\n".join(session_names()) or "there are no sessions; /save NAME keeps this one")
-        return
-    if talk.session is not None and talk.session.name == argument:
-        raise OptionError(f"session {argument} is open already")
-    if talk.session is None and talk.conversation.messages and not _confirmed("This chat is not saved. Leave it?"):
-        return
-    session = NamedSession(argument)
-    try:
-        if not session.exists:
-            raise InputInvalid("session", argument, "not found; /load lists what there is")
-        conversation = session.read()
-    except BaseException:
-        session.close()
-        raise
-    talk.resume(session, conversation)
-
-
 def _save(talk: Talk, argument: str) -> None:
     if not argument or (talk.session is not None and talk.session.name == argument):
         if talk.session is None:
@@ -235,8 +216,7 @@ COMMANDS = {
     "help": Command(_help, "", "this text"),
     "set": Command(_set, "[NAME VALUE]", "show or change temperature, top_p, seed, tokens, stop ..."),
     "system": Command(_system, "[TEXT]", "show or change the system message; none removes it"),
-    "load": Command(_load, "[NAME]", "go on with a session; without a name: list them"),
-    "save": Command(_save, "[NAME]", "keep the conversation as a session"),
+    "save": Command(_save, "[NAME]", "keep the conversation as a session, for `chat --session NAME`"),
     "clear": Command(_clear, "", "forget the conversation, not the system message"),
     "undo": Command(_undo, "", "take back the newest question and its answer"),
     "retry": Command(lambda talk, argument: talk.retry(), "", "answer the newest question again"),
@@ -266,7 +246,7 @@ def _choices(word: str, rest: str) -> Iterator[str]:
         yield from paths(rest)
     elif word == "set":
         yield from KEYS
-    elif word in ("load", "save"):
+    elif word == "save":
         yield from session_names()
     elif word == "drafts":
         yield from ("on", "off")
