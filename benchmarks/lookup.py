@@ -81,6 +81,7 @@ def measure(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Measure the datastore in `directory`, or else a temporary one of so many tokens in the vocabulary of `model`.
+
     Times are in microseconds:
 
     - `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted trie

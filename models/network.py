@@ -35,7 +35,7 @@ class Shape:
 
 
 def rotary(time: int, shape: Shape) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [time, head_size / 2]."""
+    """Return cos and sin, float32 [time, head_size / 2]."""
     frequency = shape.rope_base ** (-torch.arange(0, shape.head_size, 2).float() / shape.head_size)
     angle = torch.arange(time).float()[:, None] * frequency
     return angle.cos(), angle.sin()

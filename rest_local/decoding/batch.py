@@ -37,9 +37,10 @@ which skips them. And on a GPU, 4 of 32 at a time give a quarter of the tokens."
 class Finished:
     """One request of a batch that has ended.
 
-    number   of the request, from 0, in the order in which the requests were given
-    result   its answer; incomplete where there is an `error`
-    error    what it ended with; None where it was answered
+    Attributes:
+        number: its place among the requests that were given, from 0
+        result: its answer, incomplete if there is an `error`
+        error: what ended it, None if it was answered
     """
 
     number: int

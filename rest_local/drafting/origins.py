@@ -21,8 +21,11 @@ Decode = Callable[[Sequence[int]], str]
 class Origin:
     """The evidence of a draft token that was accepted.
 
-    `probability` is the joint one that the planner estimated, `match` the number of context tokens that agree. `file`
-    and `line` (from 1) are the place of the longest match, if it is in stored text.
+    Attributes:
+        source: the name of the source that proposed it
+        probability: the joint one that the planner estimated
+        match: how many tokens of the context agree
+        file, line: the place of the longest match, if it is in stored text; lines count from 1
     """
 
     source: str

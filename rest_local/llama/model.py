@@ -129,7 +129,11 @@ class Model(Closing):
 
     @property
     def pointer(self) -> int:
-        """Return the llama_model_p. Raises ModelError after `close`."""
+        """Return the llama_model_p.
+
+        Raises:
+            ModelError: `close` was called
+        """
         if self._pointer is None:
             raise ModelError(f"model {self.path}: is closed; open it again")
         return self._pointer

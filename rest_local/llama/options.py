@@ -46,7 +46,11 @@ class Adapter:
 
     @classmethod
     def parse(cls, text: str) -> Adapter:
-        """Parse FILE:SCALE; the last colon separates. Raises OptionError."""
+        """Parse FILE:SCALE; the last colon separates.
+
+        Raises:
+            OptionError: the text is not of this form
+        """
         path, _, scale = text.rpartition(":")
         try:
             value = float(scale)
@@ -101,7 +105,11 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> Override:
-        """Parse KEY=TYPE:VALUE. Raises OptionError for other text, and for values that llama.cpp cannot hold."""
+        """Parse KEY=TYPE:VALUE.
+
+        Raises:
+            OptionError: the text is not of this form, or llama.cpp cannot hold the value
+        """
         key, equals, typed = text.partition("=")
         kind, colon, value = typed.partition(":")
         if not (key and equals and colon) or kind not in OVERRIDE_TYPES:
@@ -137,7 +145,11 @@ class Placement:
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """Parse PATTERN=BUFFER; the last equals sign separates. Raises OptionError."""
+        """Parse PATTERN=BUFFER; the last equals sign separates.
+
+        Raises:
+            OptionError: the text is not of this form
+        """
         pattern, _, buffer = text.rpartition("=")
         if not pattern or not buffer or "\0" in text:
             raise OptionError(f"tensor override {text!r}: give PATTERN=BUFFER, for example 'ffn_.*_exps=CPU'")
@@ -146,7 +158,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of loading a model and making its context. Raises OptionError for values that cannot be.
+    """The options of loading a model and making its context.
 
     - Weights: `mmap`, `mlock`, `check_tensors` (reads and checks every tensor), `repack` (weights rearranged for the
       CPU), `override_kv`, `lora` (all applied at once).
@@ -158,6 +170,9 @@ class ModelOptions:
       `cache_type_v`: `auto` and None leave the choice to measuring, anything else fixes it. `rollback`: snapshots of a
       recurrent state for each slot, so many drafted tokens can be taken back without a checkpoint; None: as many as
       fit, MOST_SNAPSHOTS at most.
+
+    Raises:
+        OptionError: an option has a value that cannot be
     """
 
     mmap: bool = True
@@ -212,7 +227,12 @@ class ModelOptions:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelOptions:
-        """Invert `dataclasses.asdict`, also through JSON. Raises TypeError for another shape, OptionError."""
+        """Invert `dataclasses.asdict`, also through JSON.
+
+        Raises:
+            TypeError: the shape is another one
+            OptionError: an option has a value that cannot be
+        """
         nested = {
             "override_kv": tuple(Override(**each) for each in data["override_kv"]),
             "override_tensor": tuple(Placement(**each) for each in data["override_tensor"]),
@@ -285,8 +305,10 @@ class Sampling:
         logit_bias: pairs of token id and bias added to its logit; -inf forbids the token
         grammar: the result of `gbnf`, `lark` or `json_schema`
 
-    The fields of samplers that are off have the value that switches them off. Raises OptionError for a value outside
-    these.
+    The fields of samplers that are off have the value that switches them off.
+
+    Raises:
+        OptionError: a value is outside these
     """
 
     temperature: float = 0.0

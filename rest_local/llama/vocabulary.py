@@ -129,6 +129,7 @@ class Vocabulary:
         (`rest_local.llama.tokenizer`).
 
         Args:
+            text: any text, bytes as UTF-8
             special: text that spells a special token becomes that token (for templates; never for untrusted text)
             add_special: add BOS and EOS if the model is configured so
             most: stop reading the text after more tokens than this, so a longer result may be incomplete

@@ -91,11 +91,12 @@ class Datastore(Closing):
         vocabulary_name: str = "",
         mmap: bool | None = None,
     ) -> Datastore:
-        """Open the newest commit at `path`, after comparing the size of every file with the manifest.
+        """Open the newest commit of a datastore, after comparing the size of every file with the manifest.
 
         Takes O(1) in the size of the datastore if mapped. Does not check the contents; `check` does.
 
         Args:
+            path: directory of the datastore
             vocabulary_hash: open the index for this vocabulary, by default the first index
             vocabulary_name: its name for error messages
             mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; True maps, False reads
@@ -174,8 +175,10 @@ class Datastore(Closing):
         """Return the number of tokens at the end of a text that a search should leave out.
 
         A text that ends inside a word has other tokens at its end than stored text: the stored text may have `.items`
-        as one token, while the text ends in `.` so far. Without such tokens the match is longer. Raises
-        DatastoreCorrupt as `rows` does.
+        as one token, while the text ends in `.` so far. Without such tokens the match is longer.
+
+        Raises:
+            DatastoreCorrupt: as of `rows`
         """
         most = max(min(LEFT_OFF, len(tokens) - 1), 0)
         matches = [self.find(tokens[: len(tokens) - left], 1)[0] for left in range(most + 1)]
@@ -195,9 +198,14 @@ class Datastore(Closing):
         return self._name(segment, document), local - self._documents[segment].start(document)
 
     def before(self, position: int) -> Int32Array:
-        """Return the tokens before `position` in its document: int32 [token offset], each below the vocabulary size.
+        """Return the tokens before a position in its document: int32 [token offset], each below the vocabulary size.
 
-        Raises IndexError outside the text, and DatastoreCorrupt for damage or an id outside the vocabulary.
+        Args:
+            position: of a row, or of `find`
+
+        Raises:
+            IndexError: the position is outside the text
+            DatastoreCorrupt: the document is damaged, or has an id outside the vocabulary
         """
         segment, document, local = self._place(position)
         tokens = self.segments[segment].slice(self._documents[segment].start(document), local)
@@ -221,7 +229,11 @@ class Datastore(Closing):
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """Return the names of all documents that are not deleted, in text order. Raises DatastoreCorrupt."""
+        """Return the names of all documents that are not deleted, in text order.
+
+        Raises:
+            DatastoreCorrupt: the document table is damaged
+        """
         self._check_sizes()
         return [
             self._name(index, number)
@@ -252,7 +264,9 @@ class Datastore(Closing):
     def states(self, index: int) -> StateTable | None:
         """Return the file states of a segment with deleted ones, or None without any. Reads their file once: O(states).
 
-        Raises DatastoreCorrupt, and FileNotFoundError if a newer commit has deleted the file.
+        Raises:
+            DatastoreCorrupt: the file is damaged
+            FileNotFoundError: a newer commit has deleted it
         """
         entry = self.manifest.segments[index]
         if entry.states and index not in self._states:
@@ -283,7 +297,10 @@ class Datastore(Closing):
     def each_document(self, index: int, entry: SegmentEntry | None = None) -> Iterator[Document]:
         """Yield the documents of a segment that are not deleted, with the states of their files that are not deleted.
 
-        `entry` replaces the manifest's bitmaps. Raises DatastoreCorrupt for a document that no build can write.
+        `entry` replaces the manifest's bitmaps.
+
+        Raises:
+            DatastoreCorrupt: no build can write such a document
         """
         self._check_sizes()
         table, entry = self._documents[index], entry or self.manifest.segments[index]
@@ -298,7 +315,10 @@ class Datastore(Closing):
     def spans(self, index: int) -> Int64Array:
         """Return the tokens of each live document of a segment, without separators: int64 [documents, 2].
 
-        These are half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
+        These are half-open intervals of the segment's text.
+
+        Raises:
+            DatastoreCorrupt: no build can write such an interval
         """
         entry, starts = self.manifest.segments[index], self._documents[index].starts.astype(np.int64)
         spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[alive(entry.dead, entry.documents)]
@@ -316,10 +336,13 @@ class Datastore(Closing):
         return tokens
 
     def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
-        """Read every file of some segments, compare checksums, and return the number of bytes read.
+        """Read every file of some segments, and compare checksums.
 
         Args:
             segments: of the manifest; by default all
+
+        Returns:
+            The number of bytes read.
 
         Raises:
             DatastoreCorrupt: a checksum differs, or a newer commit has deleted the files of this snapshot

@@ -102,6 +102,9 @@ class GrowingText:
         """Drop everything after the first `length` tokens (a rewind).
 
         Sorts a segment that is cut again. If none is, it takes 1 us, and 0.2 us for each token.
+
+        Raises:
+            ValueError: the text is shorter
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a text of {self._length} tokens to {length}")

@@ -85,7 +85,11 @@ Pending = dict[str, Int32Array]  # digest -> tokens, the oldest first
 
 
 def history_home() -> Path:
-    """Make and return the directory of all histories, in the user's data directory. Raises OSError."""
+    """Make and return the directory of all histories, in the user's data directory.
+
+    Raises:
+        OSError: it cannot be made
+    """
     return data_dir() / "history"
 
 
@@ -136,14 +140,19 @@ class History:
         files: Files | None = None,
         mmap: bool = True,
     ) -> History:
-        """Open the history at `path`, which need not exist. Reads up to 32 MB. No content there raises an error.
+        """Open a history, which need not exist yet. Reads up to 32 MB. No content there raises an error.
 
         Args:
+            path: its directory
+            vocabulary: the model's
             recipe: information for the manifest (`model`)
             cap: maximum number of tokens
             wait_s: seconds to wait for the lock
             files: file operations, as for `build`
             mmap: False never maps a file, not even a large one or during a commit
+
+        Raises:
+            ValueError: the cap has no room for an answer
         """
         history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files, mmap=mmap)
         history._store = history._opened()
@@ -185,8 +194,11 @@ class History:
     def add(self, answer: npt.ArrayLike) -> None:
         """Keep an answer, unless it is empty or already waits for a commit.
 
-        Only the end of an answer is kept if it is longer than the cap allows. Raises ValueError for an id outside the
-        vocabulary.
+        Args:
+            answer: its token ids. Only its end is kept if it is longer than the cap allows.
+
+        Raises:
+            ValueError: an id is outside the vocabulary
         """
         tokens = np.asarray(answer, np.int32).reshape(-1)[-self._longest :]
         if not len(tokens):
@@ -398,7 +410,8 @@ class HistoryEntry:
 def list_histories() -> list[HistoryEntry]:
     """List all histories by name, with those that were set aside, and delete remains of removed ones.
 
-    Raises OSError if their directory is unreadable.
+    Raises:
+        OSError: their directory is unreadable
     """
     with contextlib.suppress(DatastoreError):
         clear_folder(history_home(), Files())
@@ -413,8 +426,11 @@ def list_histories() -> list[HistoryEntry]:
 def forget_history(name: str) -> None:
     """Delete a history by its name in the list.
 
-    A process that has it open drafts from it until it ends, and stores the answers that it generates afterwards. Raises
-    HistoryNotFound, DatastoreLocked, DatastoreUnwritable.
+    A process that has it open drafts from it until it ends, and stores the answers that it generates afterwards.
+
+    Raises:
+        HistoryNotFound: there is none of this name
+        DatastoreLocked, DatastoreUnwritable: it cannot be changed
     """
     if name not in {entry.name for entry in list_histories()}:  # No unchecked name may become a path.
         raise HistoryNotFound(name)

@@ -34,7 +34,8 @@ MAX_MANIFEST = 64 << 20
 def datastore_path(name: str | os.PathLike[str]) -> Path:
     """Return the path of a datastore: a name with a path separator is a path, any other is in `datastores_home`.
 
-    Raises OptionError for a name that is empty or begins with a dot.
+    Raises:
+        OptionError: the name is empty or begins with a dot
     """
     text = os.fspath(name)
     if os.sep in text or (os.altsep and os.altsep in text):

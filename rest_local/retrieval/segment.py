@@ -127,6 +127,9 @@ class Segment:
 
         If too many rows share the shortest match, any of them are taken; if the whole context (or MAX_MATCH tokens of
         it) agrees in too many rows, the middle ones. Takes one or two binary searches, about 30 us.
+
+        Raises:
+            IndexError: a position in a damaged file is outside the text
         """
         return search_all([(0, self)], context, limit, depth)
 
@@ -161,10 +164,10 @@ class Segment:
         return any(read(position) == sought for position in self._order[max(at - 1, 0) : at + 1])
 
     def positions(self, low: int, high: int, limit: int | None = None) -> Int64Array:
-        """Return the positions of the first `limit` live continuations among entries low..high: int64, in the forward
-        text.
+        """Return where in the forward text the first `limit` live continuations among entries low..high lie, int64.
 
-        Raises IndexError if one is outside the text: `find` does not compare all entries, and a file may be damaged.
+        Raises:
+            IndexError: one is outside the text: `find` does not compare all entries, and a file may be damaged
         """
         found = np.empty(0, np.int64)
         while low < high and (limit is None or len(found) < limit):

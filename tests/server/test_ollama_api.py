@@ -140,7 +140,7 @@ TYPES = ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", None)
 
 
 def test_programs_need_no_content_type_and_pages_of_other_sites_cannot_call(hello: Live) -> None:
-    """curl sends the examples of Ollama's documentation so. A page may send these types without asking the server."""
+    """The examples of Ollama's documentation name none. A page may send these types without asking the server."""
     content = json.dumps({"messages": HELLO}).encode()
     pages = [{"origin": "https://evil.example"}, {"origin": "null"}]
     pages += [{"sec-fetch-site": site} for site in ("cross-site", "same-site")]

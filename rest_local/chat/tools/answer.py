@@ -116,8 +116,11 @@ class AnswerFormat:
     ) -> AnswerParser:
         """Return the parser of one answer.
 
-        Without `tools`, because none are offered or none may be called, markers of calls are text. The end of the
-        rendered `prompt` shows if the answer begins inside reasoning. `forced` means that the answer is a call.
+        Args:
+            tools: what may be called. Without any, markers of calls are text.
+            prompt: the rendered prompt, whose end shows if the answer begins inside reasoning
+            forced: the answer is a call
+            new_id: makes the ids of the calls; by default random ones that the template accepts
         """
         offered = {tool.name: dict(tool.parameters) for tool in tools}
         tags = ReasoningTags.of(self.template, prompt)
@@ -134,11 +137,19 @@ class AnswerFormat:
         return f"{tags.closing}\n\n" if tags.opened else ""
 
     def forced(self, tools: Sequence[Tool], choice: Any, prompt: str, *, parallel: bool = True) -> Grammar | None:
-        """Return the grammar for `tool_choice`, or None for "auto" and "none".
+        """Return the grammar that forces calls. Reasoning may come first if the model reasons.
 
-        "required" forces one call, or one and more if `parallel`. An object forces a call of the function that it
-        names. Reasoning may come first if the model reasons. Raises OptionError for an unknown choice, and for a strict
-        schema that cannot be enforced.
+        Args:
+            tools: what may be called
+            choice: OpenAI's `tool_choice`: "required" forces one call, an object that of the function that it names
+            prompt: the rendered prompt
+            parallel: "required" forces one call or more
+
+        Returns:
+            A grammar, or None for "auto" and "none".
+
+        Raises:
+            OptionError: the choice is unknown, or a strict schema cannot be enforced
         """
         offered = _chosen(tools, choice)
         if not offered:
@@ -149,7 +160,11 @@ class AnswerFormat:
         return lark.grammar(self._after_reasoning(lark, body, prompt))
 
     def schema(self, schema: Mapping[str, Any] | bool | None, prompt: str) -> Grammar:
-        """Return the grammar for `response_format`: this JSON schema, or any object for None. Raises OptionError."""
+        """Return the grammar for `response_format`: this JSON schema, or any object for None.
+
+        Raises:
+            OptionError: the schema cannot be enforced
+        """
         lark = Lark(self.special)
         body = lark.json({"type": "object"} if schema is None else schema, strict="response_format")
         if self.format is HARMONY:
@@ -228,8 +243,9 @@ class AnswerParser:
     def finish(self, *, cut: bool = False) -> list[Delta]:
         """Return the text that was held back, at the end of the answer.
 
-        `cut` means that something other than the model ended the answer. After a call, or if a call is forced, the text
-        held back is then the beginning of a call, and is dropped: a client would show it as text.
+        Args:
+            cut: something other than the model ended the answer. After a call, or if a call is forced, the text held
+                back is then the beginning of a call, and is dropped: a client would show it as text.
         """
         only_calls = cut and (self._forced or self.calls > 0)
         self._source.final, self._source.cut = True, cut

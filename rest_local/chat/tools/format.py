@@ -39,7 +39,11 @@ class Tool:
         return {"type": "function", "function": {"description": "", **given, "parameters": parameters}}
 
     def arguments(self, lark: Lark) -> str:
-        """Return the rule of the arguments as JSON. Raises OptionError if no grammar can enforce a strict schema."""
+        """Return the rule of the arguments as JSON.
+
+        Raises:
+            OptionError: the schema is strict, and no grammar can enforce it
+        """
         return lark.json({**self.parameters, "type": "object"}, self._strictly, '{"type": "object"}')
 
     def argument(self, lark: Lark, schema: Any) -> str:
@@ -101,7 +105,11 @@ class ToolFormat:
 
 
 def tools_of(tools: Sequence[Any] | None) -> list[Tool]:
-    """Check OpenAI's `tools`. Raises OptionError, which names the place."""
+    """Check OpenAI's `tools`.
+
+    Raises:
+        OptionError: a tool is none; the message names its place in the request
+    """
     return [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
 
 

@@ -221,13 +221,15 @@ def build(
     replace: bool = True,
     files: Files | None = None,
 ) -> Manifest:
-    """Build the index of the datastore at `path` for a vocabulary, and commit it.
+    """Build the index of a datastore for a vocabulary, and commit it.
 
     It replaces an existing index for this vocabulary; those for others stay. Documents without tokens are left out.
     After an error the existing datastore is intact. O(n log n), 5 M tokens/s or more on one core.
 
     Args:
+        path: directory of the datastore
         documents: documents, or (name, token ids)
+        vocabulary: what the ids belong to
         recipe: what the manifest says about the origin of the text
         progress: called with the tokens of each stage
         segment_tokens: maximum size of a segment, which bounds memory. A larger document gets a segment of its own.

@@ -82,12 +82,14 @@ def build_datastore(
     cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> Built:
-    """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
+    """Build a datastore for a vocabulary from the text files below some paths.
 
     `retrieval.sources.walk.Walk` decides which files are taken. An existing index for this vocabulary is
     replaced; those for other vocabularies stay. After an error the existing datastore is intact.
 
     Args:
+        name: the name of the datastore, or a path
+        paths: files and directories
         vocabulary: a tokenizer, such as `Model.vocabulary`
         include: globs of the wanted files, instead of the usual extensions
         exclude: globs of unwanted files
@@ -98,6 +100,7 @@ def build_datastore(
         replace: False refuses to replace an index
         memory: bytes that the build may take, which limits the size of a segment; by default about 1.5 GB
         cluster: tasks of a Ray cluster tokenize in place of threads
+        files: file operations; tests replace them
 
     Raises:
         InputInvalid: a path does not exist
@@ -204,6 +207,7 @@ def rebuild_datastore(
     """Build a datastore for a vocabulary from the sources that its newest index was built from.
 
     Args:
+        name: the name of the datastore, or its path
         vocabulary: a tokenizer, such as `Model.vocabulary`
         recipe: fields to record in addition to the sources
         progress: called with the bytes or tokens of each stage

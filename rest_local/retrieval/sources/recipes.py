@@ -14,7 +14,11 @@ KINDS: dict[str, type[Source]] = {kind.kind: kind for kind in (Walk, Jsonl, Tran
 
 
 def source_of(fields: Any) -> Source:
-    """Make the source that `Source.to_dict` turned into these fields. Raises OptionError with the way out."""
+    """Make the source that `Source.to_dict` turned into these fields.
+
+    Raises:
+        OptionError: a field or the kind is unknown; the message has the way out
+    """
     kind = fields.get("kind") if isinstance(fields, Mapping) else None
     if not isinstance(kind, str) or kind not in KINDS:
         known = ", ".join(KINDS)
@@ -24,8 +28,10 @@ def source_of(fields: Any) -> Source:
 
 
 def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
-    """Make the sources of a manifest's recipe. There are none if the text is of another origin, such as a history,
-    which `kind` names. Raises OptionError for a source that this version does not know.
+    """Make the sources of a manifest's recipe: none if its text has another origin, such as a history, named by `kind`.
+
+    Raises:
+        OptionError: this version does not know a source
     """
     sources = [] if "kind" in recipe else recipe.get("sources", [])
     if not isinstance(sources, (list, tuple)):

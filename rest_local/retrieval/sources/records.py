@@ -142,8 +142,12 @@ class _Files(Source):
 
 @dataclass(frozen=True, slots=True)
 class Jsonl(_Files):
-    """One document for each row, named `FILE:LINE`: the text in the `field` that `dig` finds. `path` is a file, with
-    gzip if it ends in `.gz`, or a glob.
+    """One document for each row, named `FILE:LINE`.
+
+    Attributes:
+        path: a file, with gzip if it ends in `.gz`, or a glob
+        field: where `dig` finds the text in a row
+        allow_secrets: take rows that look like secrets, too
     """
 
     kind: ClassVar[str] = "jsonl"

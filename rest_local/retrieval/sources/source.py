@@ -129,14 +129,22 @@ class Source(ABC):
 
     @abstractmethod
     def texts(self, reading: Reading) -> Iterator[Text]:
-        """Yield the texts. Before the first one, raises InputInvalid and OptionError if the source cannot be read."""
+        """Yield the texts.
+
+        Raises:
+            InputInvalid, OptionError: the source cannot be read. They come before the first text.
+        """
 
     @abstractmethod
     def about(self) -> str:
         """Describe the source in a few words, for a person."""
 
     def prepared(self) -> Source:
-        """Return the source to record: absolute paths, and the present meaning of a moving name. Raises as `texts`."""
+        """Return the source to record: absolute paths, and the present meaning of a moving name.
+
+        Raises:
+            InputInvalid, OptionError: as of `texts`
+        """
         return self
 
     def to_dict(self) -> dict[str, Any]:
