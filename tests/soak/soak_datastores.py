@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 import time
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "retrieval"))
@@ -46,9 +46,10 @@ def opened(path: Path) -> dict[str, list[int]]:
         return found
 
 
-def read_until(path: Path, ends: Event, seen: multiprocessing.Queue[tuple[int, int]]) -> None:
+def read_until(path: Path, begins: Barrier, ends: Event, seen: multiprocessing.Queue[tuple[int, int]]) -> None:
     numbers = set()
     reads = 0
+    begins.wait()
     while not ends.is_set():
         numbers.add(number_in(opened(path)))
         reads += 1
@@ -59,10 +60,11 @@ def test_readers_beside_a_writer(tmp_path: Path) -> None:
     """Eight processes that open and read while one commits: each sees whole commits, and many of them."""
     path = tmp_path / "store"
     make(path, commit_of(0))
-    ends, seen = CONTEXT.Event(), CONTEXT.Queue()
-    readers = [CONTEXT.Process(target=read_until, args=(path, ends, seen)) for _ in range(READERS)]
+    begins, ends, seen = CONTEXT.Barrier(READERS + 1), CONTEXT.Event(), CONTEXT.Queue()
+    readers = [CONTEXT.Process(target=read_until, args=(path, begins, ends, seen)) for _ in range(READERS)]
     for reader in readers:
         reader.start()
+    begins.wait(300)
     deadline, number = time.monotonic() + SECONDS, 0
     while time.monotonic() < deadline:
         number += 1
