@@ -334,7 +334,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
     started, submitted = threading.Event(), threading.Event()
 
     def use_idle_time(seconds: float) -> bool:
-        if not streams and started.wait(10):
+        if not streams and started.wait(30):
             streams.append(service.submit(asked(engine, PROMPTS[0], 4)))
             submitted.set()
         return False
@@ -342,5 +342,5 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
     monkeypatch.setattr(engine.decoder, "use_idle_time", use_idle_time)
     with Service(engine) as service:
         started.set()
-        assert submitted.wait(10)
+        assert submitted.wait(30)
         assert len(streams[0].wait(60).tokens) == 4
