@@ -59,7 +59,7 @@ def test_llama_servers_tests_pass_but_for_those_that_are_listed(tmp_path: Path) 
         "MODEL": str(demo_model()),
         "ARCHITECTURE": str(read_gguf(demo_model()).values["general.architecture"]),
         "PASSED": str(passed),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
     }
     files = [f"unit/test_{name}.py" for name in llama_server.FILES]
     run = [sys.executable, "-m", "pytest", "-q", "-p", "support.llama_server", "-p", "no:cacheprovider", *files]

@@ -68,11 +68,7 @@ def command(given: list[str], model: str, architecture: str) -> list[str]:
 
 
 _passed: list[str] = []
-
-
-def pytest_configure() -> None:
-    """Provide `wget`, which their tests import to download."""
-    sys.modules.setdefault("wget", ModuleType("wget"))
+sys.modules.setdefault("wget", ModuleType("wget"))  # Their conftest imports it before any hook of a plugin.
 
 
 def pytest_sessionstart() -> None:
