@@ -216,11 +216,12 @@ def _unwritable(path: Path, error: OSError) -> OutputUnwritable:
 class Summary:
     """The counts of a batch, in which errors are answers.
 
-    Earlier runs answered `kept` jobs, `failed_before` of them with errors; this run `answered`, `failed` of them.
+    Earlier runs answered `answered_before` jobs, `failed_before` of them with errors; this run answered `answered`,
+    `failed` of them with errors.
     """
 
     total: int
-    kept: int = 0
+    answered_before: int = 0
     answered: int = 0
     failed: int = 0
     failed_before: int = 0
@@ -229,7 +230,7 @@ class Summary:
 
     @property
     def left(self) -> int:
-        return self.total - self.kept - self.answered
+        return self.total - self.answered_before - self.answered
 
     @property
     def all_failed(self) -> int:
@@ -254,7 +255,7 @@ class Summary:
         """Return the object of `--json`."""
         return {
             "requests": self.total,
-            "kept": self.kept,
+            "kept": self.answered_before,
             "answered": self.answered,
             "failed": self.all_failed,
             "left": self.left,

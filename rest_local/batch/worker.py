@@ -38,7 +38,7 @@ from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.quantization import stem_of
 from rest_local.catalog.stores import model_file
-from rest_local.decoding.batch import Batch, Finished
+from rest_local.decoding.batch import Finished, RunningBatch
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import error_of
 from rest_local.decoding.opening import free_memory, uses_gpu, with_context
@@ -142,7 +142,7 @@ class Worker(Closing):
 
         Raises only what belongs to no job: KeyboardInterrupt, a fault of this program.
         """
-        batch = Batch(self.engine.decoder)
+        batch = RunningBatch(self.engine.decoder)
         waiting = iter(jobs)
         running: dict[int, _Running] = {}  # request number -> job
         left = True
@@ -165,7 +165,7 @@ class Worker(Closing):
         finally:
             batch.close()
 
-    def _begin(self, job: Job, batch: Batch) -> JobAnswer | _Running:
+    def _begin(self, job: Job, batch: RunningBatch) -> JobAnswer | _Running:
         """Start the requests of a job, or return its answer if it needs none."""
         if job.error is not None:
             return failed_line(job)

@@ -182,7 +182,7 @@ def _rates(summary: Summary) -> str:
 
 
 def _sentence(summary: Summary) -> str:
-    kept = f" ({summary.kept} of them before)" if summary.kept else ""
+    kept = f" ({summary.answered_before} of them before)" if summary.answered_before else ""
     done = f"{terminal.counted(summary.total - summary.left, 'request')} answered{kept}"
     if not summary.timings.predicted_tokens:
         return done

@@ -49,7 +49,7 @@ class Finished:
     error: RestLocalError | None = None
 
 
-class Batch:
+class RunningBatch:
     """Requests that the engine's thread decodes together: `add` while it `has_room`, `step`, `close` at the end."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -120,7 +120,7 @@ def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
 
 def answers(decoder: Decoder, requests: Iterable[Request]) -> Iterator[Finished]:
     """Yield each request as it ends. What still runs is cancelled if the iterator is closed, or a pass fails."""
-    batch = Batch(decoder)
+    batch = RunningBatch(decoder)
     waiting: Iterator[tuple[int, Request]] = enumerate(requests)
     if isinstance(requests, Sequence):  # Prompts that share a beginning become neighbours.
         waiting = iter(sorted(waiting, key=lambda each: list(each[1].prompt)))

@@ -1,4 +1,4 @@
-"""Own the context of an engine and the texts that it drafts from. `Service`, `Batch` and streams drive it.
+"""Own the context of an engine and the texts that it drafts from. `Service`, `RunningBatch` and streams drive it.
 
 Contract: `prepare` and `abort` may be called from any thread, all else from the one that steps.
 """

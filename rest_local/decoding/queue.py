@@ -37,15 +37,16 @@ class RequestQueue:
         self._out_of_cells = False  # A request was sent back, and none has ended since.
         # A request that waits until another one ends or gets on with its prompt.
         self._blocked: RequestState | None = None
-        # The round of the request that was admitted last, and of the last one of each client, where that is to come.
-        self._round, self._rounds = 0, dict[str, int]()
+        # Fair queueing: the round that is being served, and the last one in which a request of each client waits.
+        self._current_round, self._last_rounds = 0, dict[str, int]()
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter([*self.admitted, *self.waiting])
 
     def add(self, state: RequestState) -> None:
         client = state.request.client
-        state.fair_queue_round = self._rounds[client] = max(self._round, self._rounds.get(client, 0)) + 1
+        last = max(self._current_round, self._last_rounds.get(client, 0))
+        state.fair_queue_round = self._last_rounds[client] = last + 1
         self.waiting.append(state)
 
     def admit(self) -> tuple[RequestState, Slot] | None:
@@ -55,17 +56,18 @@ class RequestQueue:
             return None
         text, keep, user = state.text.tokens[:-1], state.request.keep_prefix, state.request.owner
         match = self._slots.match(text, keep, user)
-        if not self.admitted and self._slots.starts_anew(match.kept):
+        if not self.admitted and self._slots.starts_anew(match.n_cached):
             self._slots.forget()
             match = self._slots.match(text, keep, user)
-        cells = self.cells_in_use((match.source or match.slot, match.kept)) + len(state.text.tokens) - match.kept
+        cells = self.cells_in_use((match.source or match.slot, match.n_cached))
+        cells += len(state.text.tokens) - match.n_cached
         lacks_cells = bool(self.admitted) and cells > self._backend.n_cells  # It would only be sent back.
-        if lacks_cells or (self._shares and keep and _comes_soon(state, self.admitted, match.kept)):
+        if lacks_cells or (self._shares and keep and _comes_soon(state, self.admitted, match.n_cached)):
             self._blocked = state
             return None
         self.waiting.remove(state)
-        self._round = max(self._round, state.fair_queue_round)
-        self._rounds = {client: last for client, last in self._rounds.items() if last > self._round}
+        self._current_round = max(self._current_round, state.fair_queue_round)
+        self._last_rounds = {client: last for client, last in self._last_rounds.items() if last > self._current_round}
         slot = self._slots.take(match)
         slot.owner = slot.owner.passed_to(user, keep and state.request.session is not None, bool(state.request.session))
         state.text.enter(slot)

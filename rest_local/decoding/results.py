@@ -215,7 +215,7 @@ class StepClock:
         self.lookup = None
 
     @property
-    def own(self) -> float:
+    def sequence_ms(self) -> float:
         """Return what this sequence took in the step, without its part of the pass."""
         return self.draft + self.verify + self.late
 
@@ -233,7 +233,7 @@ class StepClock:
             n_nodes=n_nodes,
             n_accepted=n_accepted,
             decode_ms=done.decode_ms,
-            driver_ms=max(0.0, done.batch_ms + self.own - (lookup or 0.0) - self.checkpoint),
+            driver_ms=max(0.0, done.batch_ms + self.sequence_ms - (lookup or 0.0) - self.checkpoint),
             lookup_ms=lookup,
             n_other=done.n_running - 1,
             n_other_nodes=done.n_nodes - n_nodes + sum(done.again) - self.again,

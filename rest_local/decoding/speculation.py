@@ -177,7 +177,7 @@ class Speculation:
         statistics.model_ms += clock.model
         statistics.decode_ms += done.decode_ms
         statistics.plain.count(done, not len(tree))
-        statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
+        statistics.step_ms += done.decode_ms + done.batch_ms + clock.sequence_ms
         return result
 
     def _rows_to_finish(

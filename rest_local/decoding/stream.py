@@ -168,7 +168,7 @@ class StopFinder:
         self._sorted = sorted(self._stops)
         self._lengths = sorted({len(s) for s in self._stops})
         self._first = {s[0] for s in self._stops}
-        self._held = ""
+        self._pending = ""
 
     @property
     def active(self) -> bool:
@@ -177,24 +177,24 @@ class StopFinder:
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Return the text that is certain, and whether a stop string follows it."""
-        seen = len(self._held)
-        self._held += text
+        seen = len(self._pending)
+        self._pending += text
         if found := self._find(seen):
-            certain, self._held = self._held[: found[0]], ""
+            certain, self._pending = self._pending[: found[0]], ""
             self.found = found[1]
             return certain, True
-        cut = next((i for i, first in enumerate(self._held) if first in self._first and self._begins(i)), None)
-        certain, self._held = (self._held, "") if cut is None else (self._held[:cut], self._held[cut:])
+        cut = next((i for i, first in enumerate(self._pending) if first in self._first and self._begins(i)), None)
+        certain, self._pending = (self._pending, "") if cut is None else (self._pending[:cut], self._pending[cut:])
         return certain, False
 
     def finish(self) -> str:
         """Return the text that was held back and is not a stop string."""
-        held, self._held = self._held, ""
+        held, self._pending = self._pending, ""
         return held
 
     def _find(self, seen: int) -> tuple[int, str] | None:
         """Return the place and the text of the leftmost stop string that ends after the first `seen` characters."""
-        held = self._held
+        held = self._pending
         found = [
             (begin, stop)
             for length in self._lengths
@@ -205,7 +205,7 @@ class StopFinder:
 
     def _begins(self, at: int) -> bool:
         """Return True if all that is held from there on begins a stop string."""
-        rest = self._held[at:]
+        rest = self._pending[at:]
         place = bisect_left(self._sorted, rest)
         return place < len(self._sorted) and self._sorted[place].startswith(rest)
 
@@ -231,7 +231,7 @@ class Answer:
         self._begun: float | None = None
         self._counted_until = 0.0  # The time of the answer up to there is in `_predicted_ms`.
         self._predicted_ms = 0.0
-        self._kept = 0  # So many tokens of the newest step belong to the answer.
+        self._n_taken = 0  # So many tokens of the newest step belong to the answer.
         self._text: str | None = None  # Their text, where it was needed at once.
         self._complete = False
 
@@ -247,15 +247,15 @@ class Answer:
         if self._begun is None:
             self._begun = begun
         self._counted_until = max(self._counted_until, begun)
-        self._kept = next((place for place, token in enumerate(tokens) if self._ends(token)), len(tokens))
-        self.ended = self._kept < len(tokens)
+        self._n_taken = next((place for place, token in enumerate(tokens) if self._ends(token)), len(tokens))
+        self.ended = self._n_taken < len(tokens)
         self._text = self._read(tokens) if self._stops.active else None
-        self.left -= self._kept
+        self.left -= self._n_taken
         self._count_time()
 
     def take(self, step: Piece) -> Piece:
         """Return the piece of the step that was received last: its text, and what of it belongs to the answer."""
-        kept = self._kept
+        kept = self._n_taken
         text = self._read(step.tokens) if self._text is None else self._text
         piece = Piece(text, step.tokens[:kept], step.sources[:kept], step.logprobs[:kept], step.origins[:kept])
         self.result.text += text
@@ -268,11 +268,11 @@ class Answer:
     def _read(self, tokens: Sequence[int]) -> str:
         """Return the text that is certain after the tokens of a step; a stop string in it ends the answer there."""
         text = ""
-        for place, token in enumerate(tokens[: self._kept]):
+        for place, token in enumerate(tokens[: self._n_taken]):
             certain, found = self._stops.feed(self._detokenizer.feed(token))
             text += certain
             if found:
-                self.ended, self._kept = True, place + 1
+                self.ended, self._n_taken = True, place + 1
                 return text
         if self.ended:
             rest, found = self._stops.feed(self._detokenizer.finish())

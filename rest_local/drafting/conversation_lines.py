@@ -39,7 +39,7 @@ class Mark(NamedTuple):
     length: int
     lines: int
     strings: int
-    rest: bytes
+    unfinished: bytes
 
 
 class Lines:
@@ -125,7 +125,7 @@ class ConversationLines:
 
     def __init__(self) -> None:
         self.lines, self.strings = self.both = (Lines(), Lines())
-        self.rest = b""  # The line that has begun.
+        self.unfinished = b""  # The line that has begun.
         self._marks = [Mark(0, 0, 0, b"")]  # Where it can be cut back to.
 
     def cut(self, length: int) -> int:
@@ -135,16 +135,16 @@ class ConversationLines:
         mark = self._marks[-1]
         self.lines.truncate(mark.lines)
         self.strings.truncate(mark.strings)
-        self.rest = mark.rest
+        self.unfinished = mark.unfinished
         return mark.length
 
     def add(self, text: bytes, length: int) -> None:
         """Add text, which is `length` tokens long."""
-        *whole, self.rest = (self.rest + text).split(b"\n")
+        *whole, self.unfinished = (self.unfinished + text).split(b"\n")
         for line in whole:
             self.lines.add(line)
             self._add_strings(line)
-        mark = Mark(self._marks[-1].length + length, len(self.lines), len(self.strings), self.rest)
+        mark = Mark(self._marks[-1].length + length, len(self.lines), len(self.strings), self.unfinished)
         self._marks.append(mark)
 
     def _add_strings(self, line: bytes) -> None:

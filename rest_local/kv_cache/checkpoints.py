@@ -28,13 +28,13 @@ class CheckpointCosts:
     restore_ms: float = 0.0
     rejected: float = 0.5
     again: float = 4.0
-    _saved: int = 0
+    _n_saved: int = 0
     _restored: int = 0
 
     def note_saved(self, ms: float) -> None:
         """Learn that a step has begun with one."""
-        self._saved += 1
-        self.save_ms += (ms - self.save_ms) / min(self._saved, 20)
+        self._n_saved += 1
+        self.save_ms += (ms - self.save_ms) / min(self._n_saved, 20)
         self.rejected -= self.rejected / 20
 
     def note_restored(self, ms: float, again: int) -> None:

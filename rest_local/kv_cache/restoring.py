@@ -37,10 +37,10 @@ def begin_restoring(slots: Slots, slot: Slot) -> Restoring | None:
         restoring = RestoringStates(slots, slot, files, text)
         return restoring if restoring.reads else None
     names = files.names(text, slot.owner.user)
-    first = end = slot.n_past // files.part
+    first = end = slot.n_past // files.part_tokens
     while end < len(names.parts) and files.has(names.parts[end]):
         end += 1
-    if end * files.part < slot.n_past + LEAST_RESTORED:
+    if end * files.part_tokens < slot.n_past + LEAST_RESTORED:
         return None
     found = names.parts[:end]
     if files.has(names.ends[end]):
@@ -87,7 +87,7 @@ class Restoring:
 
     def _load(self, cells: Cells | None) -> bool:
         """Put a part into the slot; where there is no room, in the place of idle slots. False: that was the last."""
-        slot, part = self._slot, self._files.part
+        slot, part = self._slot, self._files.part_tokens
         if cells is None:
             return False
         begin = slot.n_past // part * part

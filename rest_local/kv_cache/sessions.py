@@ -57,7 +57,7 @@ class Sessions:
         if not self.shares:
             self._save_states(slot)
             return
-        files, part = self.files, self.files.part
+        files, part = self.files, self.files.part_tokens
         text = before_images(slot.tokens[: slot.n_past])
         names = files.names(text, slot.owner.user)
         for place, name in enumerate(names.parts[first:], first):
@@ -75,8 +75,8 @@ class Sessions:
         slot.owner.n_persisted = slot.n_past
 
     def _save_part(self, slot: Slot, name: str, text: list[int], place: int) -> bool:
-        begin = place * self.files.part
-        tokens = text[begin : begin + self.files.part]
+        begin = place * self.files.part_tokens
+        tokens = text[begin : begin + self.files.part_tokens]
         if state := part_of(slot, begin, begin + len(tokens)):
             self.files.put(name, Head(tokens, [len(tokens)]), [state], place)
         return bool(state)
@@ -112,7 +112,7 @@ class Sessions:
         now = time.monotonic()
         for slot in self._unsaved(slots):
             if now - slot.idle_since >= IDLE_S:
-                self._save(slot, seconds, slot.owner.n_persisted // self.files.part)
+                self._save(slot, seconds, slot.owner.n_persisted // self.files.part_tokens)
                 return
 
     def after_pass(self, slots: Sequence[Slot], seconds: float) -> None:

@@ -37,7 +37,7 @@ class Match:
     """The slot that a prompt is to be evaluated in, and the slot whose prefix it shares."""
 
     slot: Slot
-    kept: int  # tokens of the prompt that need no evaluation
+    n_cached: int  # tokens of the prompt that need no evaluation
     source: Slot | None  # the slot that holds them, if it is another one
 
 
@@ -107,7 +107,7 @@ class Slots:
                 if idle not in (slot, match.source) and self._idle_ms[idle] > self._per_token > 0:
                     self.free(idle)
                     self._newest = None
-        if match.source is not None or match.kept < WORTH_KEEPING * slot.n_past:
+        if match.source is not None or match.n_cached < WORTH_KEEPING * slot.n_past:
             self._save(slot)
         self._idle.remove(slot)
         slot.idle_since = 0.0
@@ -115,8 +115,8 @@ class Slots:
         placed = self._in_order and disturbed and self._put_in_order(slot, match)
         self._newest = slot
         if match.source is not None and not placed:
-            share_prefix(slot, match.source, match.kept)
-        elif not match.kept:
+            share_prefix(slot, match.source, match.n_cached)
+        elif not match.n_cached:
             slot.clear()
         return slot
 
@@ -124,8 +124,8 @@ class Slots:
         """Have what is kept of a prompt in the lowest cells that are free, in order. Another slot was in use since, and
         may have freed cells below those of this one. False where that cannot be done.
         """
-        if match.kept:
-            return copy_in_order(slot, match.source or slot, match.kept)
+        if match.n_cached:
+            return copy_in_order(slot, match.source or slot, match.n_cached)
         slot.clear()
         if (donor := next((each for each in self.slots if each.n_past), None)) is not None:
             use_lowest_cells(slot, part_of(donor, donor.n_past - 1, donor.n_past))
@@ -159,11 +159,11 @@ class Slots:
         if not any(slot.n_past for slot in self.slots):
             self.holes, self._fragmentation_ms = 0, 0.0
 
-    def starts_anew(self, kept: int) -> bool:
-        """Return True if a request that could reuse `kept` tokens should give them up, with all else that is kept, and
+    def starts_anew(self, n_cached: int) -> bool:
+        """Return True if a request that could reuse `n_cached` tokens should give them up, with all other texts, and
         use the lowest cells: the holes have cost as much by now as evaluating these tokens again would.
         """
-        return self.holes > 0 and (kept < LEAST_SHARED or self._fragmentation_ms > kept * self._per_token)
+        return self.holes > 0 and (n_cached < LEAST_SHARED or self._fragmentation_ms > n_cached * self._per_token)
 
     def evict(self) -> bool:
         """Free the cells of the least recently used idle slot; False where no idle slot has any."""

@@ -181,7 +181,7 @@ class ReSpec(_Timed):
         """Begin without scores. With `trigger`, lookups are left out where the target is uncertain."""
         self.watches_entropy = trigger
         self._scores: dict[Place, float] = {}
-        self._own: dict[Place, float] = {}  # Scores of places in the request's own text.
+        self._request_scores: dict[Place, float] = {}  # Scores of places in the request's own text.
         self._proposed: list[tuple[Candidate, int]] = []  # With the number of its tokens that were submitted.
 
     def fork(self) -> ReSpec:
@@ -192,7 +192,7 @@ class ReSpec(_Timed):
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request, and drop the scores of the previous request's text."""
-        self._own.clear()
+        self._request_scores.clear()
         if len(self._scores) > 100_000:
             self._scores.clear()
 
@@ -223,7 +223,7 @@ class ReSpec(_Timed):
 
     def _of(self, place: Place) -> dict[Place, float]:
         """Return the scores that hold `place`: those of the request's own text are kept apart."""
-        return self._own if place[0] in _OF_REQUEST else self._scores
+        return self._request_scores if place[0] in _OF_REQUEST else self._scores
 
     def _choose(self, found: Sequence[SourceRows]) -> Iterator[Candidate]:
         """Yield the longest matches, of equal ones the better score first; each continuation once."""

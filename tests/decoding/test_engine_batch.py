@@ -7,7 +7,7 @@ import pytest
 from support.prices import FixedCurve
 from support.toy import demo_model
 
-from rest_local.decoding.batch import Batch, best_width
+from rest_local.decoding.batch import RunningBatch, best_width
 from rest_local.decoding.core import Pass
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
@@ -93,7 +93,7 @@ def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: 
 
 
 def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
-    batch = Batch(engine.decoder)
+    batch = RunningBatch(engine.decoder)
     numbers = [batch.add(request) for request in requests_of(engine, 3)]
     batch.cancel(numbers[:2])
     ended = []

@@ -29,7 +29,7 @@ from rest_local.retrieval.staging import clear, remove, staging
 from rest_local.retrieval.update.forgetting import forget, names_in
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import update
-from rest_local.retrieval.update.watching import MODIFIED, Batch, Target, Watcher
+from rest_local.retrieval.update.watching import MODIFIED, Changes, Target, Watcher
 
 KNOWN = Bytes()
 SOURCE = "source"  # next to `home`, the folder of datastores
@@ -60,7 +60,7 @@ def _watch(home: Path, files: Files) -> None:
     """Watch until one event is seen."""
     stop = threading.Event()
 
-    def events(roots: object, ended: threading.Event) -> Generator[Batch, None, None]:
+    def events(roots: object, ended: threading.Event) -> Generator[Changes, None, None]:
         yield [(MODIFIED, str(home.parent / SOURCE / NAME))]
         stop.set()
 

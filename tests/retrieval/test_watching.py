@@ -14,7 +14,7 @@ from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound
 from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.staging import remove
 from rest_local.retrieval.update import watching as watched
-from rest_local.retrieval.update.watching import ADDED, DELETED, MODIFIED, Batch, Commit, Target, Watcher
+from rest_local.retrieval.update.watching import ADDED, DELETED, MODIFIED, Changes, Commit, Target, Watcher
 
 TOY = SimpleNamespace(hash=VOCABULARY.hash, size=VOCABULARY.size, name=VOCABULARY.name)
 
@@ -80,11 +80,11 @@ class Project:
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def run(self, *script: Batch | Callable[[], object], **options: Any) -> Watcher:
+    def run(self, *script: Changes | Callable[[], object], **options: Any) -> Watcher:
         """Run a watcher through the script: its batches, and calls before the next one."""
         steps, stop = list(script), threading.Event()
 
-        def events(roots: Sequence[Path], ended: threading.Event) -> Generator[Batch, None, None]:
+        def events(roots: Sequence[Path], ended: threading.Event) -> Generator[Changes, None, None]:
             self.watched.append(list(roots))
             yield ()
             while steps:
@@ -171,7 +171,7 @@ def test_a_folder_that_vanishes_keeps_its_text(project: Project, caplog: pytest.
     away = project.folder.with_name("away")
     events = [(DELETED, project.path("a.py")), (DELETED, str(project.folder))]
 
-    def vanish() -> Batch:
+    def vanish() -> Changes:
         project.folder.rename(away)
         return events
 
@@ -236,7 +236,7 @@ def test_an_index_that_comes_later_is_watched_then(project: Project) -> None:
 def test_where_the_system_cannot_watch_all_files_are_looked_at(
     project: Project, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def none(roots: Sequence[Path], stop: threading.Event) -> Generator[Batch, None, None]:
+    def none(roots: Sequence[Path], stop: threading.Event) -> Generator[Changes, None, None]:
         raise OSError(28, "OS file watch limit reached")
         yield ()
 

@@ -119,28 +119,28 @@ class Source:
         self._new_id = new_id
         self._text = ""
         self._at = 0
-        self._kept: int | None = None
+        self._rewind_to: int | None = None
         self.stripped = ""
 
     def append(self, text: str) -> None:
-        done = self._at if self._kept is None else self._kept
+        done = self._at if self._rewind_to is None else self._rewind_to
         self._text, self._at = self._text[done:] + text, self._at - done
-        self._kept = None if self._kept is None else 0
+        self._rewind_to = None if self._rewind_to is None else 0
 
     def begin(self) -> None:
         """Keep the text from here on, until a call starts."""
-        self._kept = self._at
+        self._rewind_to = self._at
 
     def rewind(self) -> bool:
         """Return to `begin`. Returns False if a call has started since, and what follows is text."""
-        if self._kept is None:
+        if self._rewind_to is None:
             return False
-        self._at, self._kept = self._kept, None
+        self._at, self._rewind_to = self._rewind_to, None
         return True
 
     def end(self) -> None:
         """Stop keeping the text."""
-        self._kept = None
+        self._rewind_to = None
 
     def content(self, text: str) -> None:
         self.out.append(Content(text))
@@ -150,7 +150,7 @@ class Source:
 
     def start(self, name: str, known: str = "") -> None:
         """Begin a call, which cannot be rewound. `known` is the id that the model gave it, if any."""
-        self._kept = None
+        self._rewind_to = None
         self.out.append(CallStart(self.calls, encodable(known) or self._new_id(), encodable(name)))
         self.calls += 1
 

@@ -42,14 +42,14 @@ class CodeBlocks:
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
-        self._held = ""
+        self._pending = ""
         self._fence = ""  # The marks that end the open block.
         self._code = _Code("", colours)
         self._line_begun = False
 
     def feed(self, text: str) -> str:
         """Return the part of the text that is certain now, with escape sequences."""
-        self._held += text
+        self._pending += text
         return self._coloured(ends=False)
 
     def finish(self) -> str:
@@ -58,8 +58,8 @@ class CodeBlocks:
 
     def _coloured(self, ends: bool) -> str:
         shown = []
-        while self._held:
-            line, newline, rest = self._held.partition("\n")
+        while self._pending:
+            line, newline, rest = self._pending.partition("\n")
             if self._line_begun or len(line) >= HELD:
                 shown.append(line)
             elif newline or ends:
@@ -69,7 +69,7 @@ class CodeBlocks:
             else:
                 shown.append(line)
             shown.append(newline)
-            self._held, self._line_begun = rest, not newline
+            self._pending, self._line_begun = rest, not newline
         return "".join(shown)
 
     def _line(self, line: str) -> str:

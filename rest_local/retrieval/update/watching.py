@@ -58,7 +58,7 @@ _GITIGNORE = ".gitignore"
 
 ADDED, MODIFIED, DELETED = 1, 2, 3  # the values of `watchfiles.Change`
 
-Batch = Collection[tuple[int, str]]  # (kind, absolute path) of each change
+Changes = Collection[tuple[int, str]]  # (kind, absolute path) of each change
 Update = Callable[..., Updated]  # `retrieval.update.updating.update`, called with the path, `vocabulary` and `only`
 
 
@@ -173,7 +173,7 @@ class Watched:
         except DatastoreError:
             return False
 
-    def note(self, batch: Batch) -> None:
+    def note(self, batch: Changes) -> None:
         """Note changed files, and whether a full update is needed."""
         added = {path for kind, path in batch if kind == ADDED}
         doubtful = unsettled = False
@@ -288,10 +288,10 @@ TICK_MS = 250
 POLL_S = 5.0  # interval of full updates if the system cannot watch
 
 # Yields batches of changes below directories, an empty one now and then, until the event is set. Raises OSError.
-Events = Callable[[Sequence[Path], threading.Event], Generator[Batch, None, None]]
+Events = Callable[[Sequence[Path], threading.Event], Generator[Changes, None, None]]
 
 
-def system_events(roots: Sequence[Path], stop: threading.Event) -> Generator[Batch, None, None]:
+def system_events(roots: Sequence[Path], stop: threading.Event) -> Generator[Changes, None, None]:
     """Return the system's events below directories. Raises OSError, RuntimeError if it cannot watch them."""
     from watchfiles import watch
 
@@ -366,7 +366,7 @@ class Watcher:
     def _index(self, target: Target) -> Watched:
         return Watched(target, self._update, self._report, self._clock)
 
-    def _polls(self, stop: threading.Event) -> Generator[Batch, None, None]:
+    def _polls(self, stop: threading.Event) -> Generator[Changes, None, None]:
         while not stop.wait(TICK_MS / 1000):
             for index in self.indexes if self._poll_s else ():
                 index.full_no_later_than(index.full_ended + (self._poll_s or 0.0))
