@@ -35,7 +35,7 @@ log = logging.getLogger("rest_local.faults")
 
 
 class RequestState:
-    """Complete when it is made; `admit` gives it a slot.
+    """The state of one request from its submission to its end. `admit` gives it a slot.
 
     connect     gives the sources to draft from, for the slot that it is first admitted to
     finished    called once, at the end

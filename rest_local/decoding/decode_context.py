@@ -61,7 +61,10 @@ class SlotSources:
 
 
 class DecodeContext:
-    """`warnings`: what is off, and why. An exact context whose self-test found a difference decodes plainly."""
+    """The context of an engine with its slots, its policies and the cost of a batch. `warnings`: what is off, and why.
+
+    An exact context whose self-test found a difference decodes plainly.
+    """
 
     def __init__(
         self,

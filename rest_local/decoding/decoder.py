@@ -37,8 +37,9 @@ NO_PROJECTOR_HERE = "the model has no projector here, so it takes no images; giv
 
 
 class Decoder:
-    """`context`: None where the model reads texts in both directions (BERT), which makes vectors or scores and no text.
-    `totals`: what was done so far.
+    """Answers the requests of an engine, one forward pass at a time. `totals`: what was done so far.
+
+    `context`: None if the model reads texts in both directions (BERT), which makes vectors or scores and no text.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ _State = tuple[object, ...]
 
 
 class _Offer(NamedTuple):
-    """store: None to stop using the datastore; is_new: nothing was open at its path."""
+    """A datastore to use from the next step on, None to stop using it. `is_new`: nothing was open at its path."""
 
     store: Datastore | None
     is_new: bool

@@ -9,7 +9,7 @@ from rest_local.llama.model import Model
 
 
 class MachineLoad:
-    """Looks each LOOK_S of decoding whether other programs run. `busy`: they do now."""
+    """Looks after each LOOK_S of decoding whether other programs run: `others_run`."""
 
     def __init__(self, model: Model, backend: Context, busy: bool) -> None:
         self.others_run = busy and backend.threads > 1

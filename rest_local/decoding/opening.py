@@ -141,7 +141,7 @@ def _cgroup_room() -> int:
 
 
 class Snapshots(NamedTuple):
-    """Of the recurrent state of a model: how many for each slot, how many are wanted, bytes of one, and slots."""
+    """Snapshots of a recurrent state: how many a slot has and wants, the bytes of one, and the number of slots."""
 
     number: int
     wanted: int

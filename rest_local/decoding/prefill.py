@@ -39,13 +39,13 @@ class Prefill:
         self.was_image = False  # The newest pass evaluated an image.
         self._backend, self._curve, self._shares, self._joined = backend, curve, shares, joined
         # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
-        self._part_ms = 0.0
+        self._ms_per_token = 0.0
         self._plain_pass_ms = 0.0  # The newest pass without a part of a prompt took so long.
         self._turn = 0  # Counts passes with parts of prompts.
 
     def per_token(self, cells: int) -> float:
         """Return the milliseconds that a token of a prompt takes; by the cost curve as long as none was measured."""
-        return self._part_ms or per_token(self._curve, cells)
+        return self._ms_per_token or per_token(self._curve, cells)
 
     def plan(self, states: list[RequestState], idle_cells: int, with_parts: bool = True) -> Pass | None:
         """Plan a pass for these; None where there is nothing to do. `idle_cells`: as of `Pass`. All make progress, so
@@ -112,4 +112,4 @@ class Prefill:
             self._plain_pass_ms = ms / n_decodes
         elif n_prompts >= LEAST_PART:  # The time of a few tokens is that of the pass.
             alone = self._plain_pass_ms if others else 0.0
-            self._part_ms = max(ms - alone, 0.1 * ms) / n_prompts
+            self._ms_per_token = max(ms - alone, 0.1 * ms) / n_prompts

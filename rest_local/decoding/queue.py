@@ -25,9 +25,10 @@ log = logging.getLogger("rest_local.scheduler")
 
 
 class RequestQueue:
-    """A request is in `waiting` (no slot), or in `admitted` (a slot; the oldest first), or done.
+    """Decides which request gets a slot next, and which one gives up its own if the cells run out.
 
-    `shares`: cells can be shared between slots.
+    A request is in `waiting` (no slot), or in `admitted` (a slot; the oldest first), or done. `shares`: cells can be
+    shared between slots.
     """
 
     def __init__(self, backend: Backend, slots: Slots, shares: bool) -> None:

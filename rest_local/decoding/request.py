@@ -141,7 +141,7 @@ CHAT_ONLY = ChatOptions.__annotations__.keys() - RequestOptions.__annotations__.
 
 
 class Predictions:
-    """One for each engine, for any thread. `most`: tokens that are kept of one prediction."""
+    """Makes the tokens of predictions for one engine, in any thread. `most`: tokens that are kept of one prediction."""
 
     def __init__(self, vocabulary: Vocabulary, n_ctx: int) -> None:
         self.most = max(n_ctx, LEAST_LIMIT)

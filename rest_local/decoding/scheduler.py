@@ -71,8 +71,10 @@ class PassTimes:
 
 
 class Scheduler:
-    """Not thread safe. `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`, `drafter`: as for
-    `Forward`; `joined`: as for `Prefill`.
+    """Makes the forward passes of a context: admits requests, drafts, evaluates prompts, verifies. Not thread safe.
+
+    `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`, `drafter`: as for `Forward`; `joined`: as
+    for `Prefill`.
     """
 
     def __init__(

@@ -70,7 +70,12 @@ class _News:
 
 
 class Service(Closing):
-    """Owns the thread, not the engine: close that later. `queue`: requests that may wait before one is refused."""
+    """Runs an engine in a thread of its own, so that any thread can submit requests.
+
+    Args:
+        engine: the engine to run. Close it after the service.
+        queue: requests that may wait before one is refused
+    """
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
         self.engine = engine

@@ -34,10 +34,10 @@ RELAXED_MARK = "~"  # It follows the source of a token that relaxed verification
 
 
 class Speculation:
-    """`sources`: what it drafts from, once the request has had a slot. `tree`, `layout`: of the current step.
+    """Drafts and verifies the steps of one request. `tree` and `layout` are those of the current step.
 
-    `n_prompt`: tokens of the prompt that the newest step evaluated with the root. `decode`: makes text of tokens where
-    the origins of tokens are reported.
+    `sources`: what it drafts from, once the request has had a slot. `n_prompt`: tokens of the prompt that the newest
+    step evaluated with the root. `decode`: makes text of tokens if the origins of tokens are reported.
     """
 
     sources: Lookup | None

@@ -21,7 +21,7 @@ Advance = Callable[[Callable[[], bool], "float | None"], bool]
 
 
 class Stream:
-    """Iterate it once for the pieces of the answer. `result` holds what has come so far and is complete afterwards.
+    """The answer to one request while it is made. Iterate it once for its pieces; `result` is complete afterwards.
 
     A stream of `Engine` goes on only while it is iterated or waited for, in the thread of the caller. One of
     `Service.submit` goes on in the thread of the service, and any thread may hold it. An iteration that is closed ends

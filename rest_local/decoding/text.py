@@ -29,7 +29,10 @@ SEARCHED = 4096  # So many of the newest tokens of a prompt, and of the first, a
 
 
 class Text:
-    """`encode`: computes the rows of images. `is_control`: whether a token begins or ends a message."""
+    """The tokens of one request, and their way into the cells of a slot.
+
+    `encode`: computes the rows of images. `is_control`: whether a token begins or ends a message.
+    """
 
     def __init__(self, request: Request, encode: Encode | None, is_control: Callable[[int], bool]) -> None:
         self.tokens = [int(token) for token in request.prompt]

@@ -93,7 +93,7 @@ class Relaxed:
 
 
 class TokenConstraint(Protocol):
-    """`rest_local.grammar.constraint.Constraint`, or a fake of the same behaviour. See there for each member."""
+    """The grammar of an answer: `rest_local.grammar.constraint.Constraint`, or a fake of the same behaviour."""
 
     @property
     def is_free(self) -> bool: ...

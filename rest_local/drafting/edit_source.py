@@ -37,7 +37,7 @@ OVERLAP = 48  # Bytes that are tokenized again, so that the tokens are those of 
 
 
 class Spelling(Protocol):
-    """The part of `rest_local.llama.vocabulary.Vocabulary` that is used."""
+    """Lets an edit source turn text into tokens and back: `rest_local.llama.vocabulary.Vocabulary`, or a fake."""
 
     def piece(self, token: int) -> bytes: ...
     def tokenize(self, text: bytes) -> Int32Array: ...

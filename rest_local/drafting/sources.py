@@ -200,7 +200,7 @@ class EditRows(SourceRows):
 
 
 class ForcedText(Protocol):
-    """The part of `grammar.constraint.ForcedText` that drafts use.
+    """Lets drafts read the text that a grammar forces, without importing a grammar (`grammar.constraint.ForcedText`).
 
     `at` gives tokens, each with its kind, whether the text before it is split otherwise than the vocabulary does, and
     the place after it.

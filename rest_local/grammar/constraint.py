@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class VocabularyLike(Protocol):
-    """The part of `rest_local.llama.vocabulary.Vocabulary` that is used here."""
+    """Lets a grammar constrain any vocabulary, the one of `rest_local.llama.vocabulary` or a fake."""
 
     @property
     def size(self) -> int: ...

@@ -16,7 +16,10 @@ from rest_local.kv_cache.backend import Backend, remove_tail
 
 
 class Branches:
-    """`n` ids from `first_id` on. The first `n_attached` of them are attached to all cells of the text."""
+    """The sequence ids of one slot: `n` from `first_id` on, one for each leaf of a draft.
+
+    The first `n_attached` of them are attached to all cells of the text.
+    """
 
     def __init__(self, backend: Backend, first_id: int, n: int) -> None:
         self._backend, self.first_id, self.n = backend, first_id, n

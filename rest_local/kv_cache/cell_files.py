@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Names(NamedTuple):
-    """parts: of PART tokens each; ends: by the number of parts before it, of what follows them."""
+    """The names of the files of a text: those of whole parts, and of what follows each number of whole parts."""
 
     parts: list[str]
     ends: list[str]
@@ -247,10 +247,10 @@ class WriteQueue:
 
 
 class CellFiles:
-    """The files of one context. `home`: the folder of all; `fingerprint`: of what the cells are computed with;
-    `limit`: bytes; `part`: tokens of a part.
+    """Saves and restores the cells of one context in a bounded folder on disk.
 
-    Any thread, except `put`: one thread. Raises OSError where the folder cannot be made.
+    `home`: the folder of all; `fingerprint`: of what the cells are computed with; `limit`: bytes; `part`: tokens of a
+    part. Any thread, except `put`: one thread. Raises OSError if the folder cannot be made.
     """
 
     def __init__(self, home: Path, fingerprint: str, limit: int, *, part: int = PART) -> None:

@@ -42,8 +42,8 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """The first record: the tokens of a part; how many tokens each state has, and the names of the texts up to there,
-    where a file is found by them.
+    """The first record of a file: the tokens of a part, how many tokens each of its states has (`marks`), and the names
+    of the texts up to those places, by which a file is found.
     """
 
     tokens: Sequence[int]

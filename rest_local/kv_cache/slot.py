@@ -55,14 +55,14 @@ class Ownership:
 
 
 class Slot:
-    """Place for one text in the cells of a context. `checkpoints`: whether states are kept to go back to; `costs`: of
-    the context.
+    """Place for one text in the cells of a context.
 
     tokens         the text: the list of the sequence at work, or of the last one; it only grows
     n_past         how many of them are in the cells
     n_again        tokens at the end of `n_past` that the next step evaluates again; a rewind forgets them instead
     image_offsets  end of each image that takes fewer positions than rows, and how many fewer up to there
     runs           cells that hold the tokens: (first of them, number), with equal numbers where they are shared
+    checkpoints    recurrent states to go back to, kept if the argument is True; `costs` are those of the context
     draft_text     what a drafting model knows of these cells
     idle_since     by `time.monotonic`; 0: in use, or it was never used
     """

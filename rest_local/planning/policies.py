@@ -187,7 +187,7 @@ class ReSpec(_Timed):
     def fork(self) -> ReSpec:
         """Make the policy of another request; forks share the scores of stored text."""
         other = copy.copy(self)
-        other._proposed, other._own = [], {}
+        other._proposed, other._request_scores = [], {}
         return other
 
     def begin(self, n_ctx: int) -> None:
