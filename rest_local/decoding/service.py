@@ -229,10 +229,9 @@ class Service(Closing):
         with self._lock:
             self._closing = "now"
             self._lock.notify()
-            step, states = self._step, list(self._alive.values())
-        for state in states:
-            state.leave()
-        self.engine.decoder.abort(step)
+            for state in self._alive.values():
+                state.leave()
+            self.engine.decoder.abort(self._step)
         self._thread.join()
 
     def _waiting(self) -> list[RequestState]:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
-from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import Totals
 from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
 from rest_local.errors import OptionError, PromptEmpty, QueueFull, RestLocalError, ServiceClosed
+from rest_local.planning.policy import Policy
 
 TinyModel = Callable[..., Path]
 PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
@@ -132,99 +132,61 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
                 assert service.submit(Request(prompt, max_tokens=8)).wait(60).tokens == wanted
 
 
-def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_abort_breaks_off_no_other_pass(engine: Engine) -> None:
     """Between finding a request alone and breaking off its pass, another one may have come and be served."""
-    abort, others = engine.decoder.abort, []
-    with Service(engine) as service:
-
-        def late(*number: int) -> None:
-            others.append(service.submit(asked(engine, PROMPTS[1], 50)))
-            while not others[0].done:
-                abort(*number)
-
-        stream = service.submit(asked(engine, PROMPTS[0], 900))
-        next(iter(stream))
-        codes = _codes(engine, monkeypatch)
-        monkeypatch.setattr(engine.decoder, "abort", late)
-        stream.cancel()
-        monkeypatch.undo()
-        assert len(others[0].wait(30).tokens) == 50
-    assert codes.count(ABORTED) <= 1  # Only the cancelled request may be aborted.
+    state = engine.decoder.prepare(asked(engine, PROMPTS[1], policy="off"))
+    engine.decoder.submit(state)
+    for number in (1, 2, 3, 4):
+        engine.decoder.abort(number - 1)
+        engine.decoder.step(number)
+    assert len(state.result.tokens) >= 3  # The first step may evaluate the prompt alone.
+    engine.decoder.cancel(state)
 
 
-def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list of what every decode from now on returns."""
-    context, codes = engine.decoder.context.backend, []  # type: ignore[var-annotated]
-    decode = context.decode
+class Waiting(Policy):
+    """Decodes plainly. The first pass of a request, which has begun by then, waits for `go_on`."""
 
-    def noted() -> int:
-        codes.append(decode())
-        return int(codes[-1])
+    name = "waiting"
 
-    monkeypatch.setattr(context, "decode", noted)
-    return codes
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def begin(self, n_ctx: int) -> None:
+        self.begun.set()
+        assert self.go_on.wait(30)
 
 
-@pytest.mark.parametrize("end", ["cancel", "close", "close after draining"])
-def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
-    end: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context, begun = engine.decoder.context.backend, threading.Event()
-    decode = context.decode
-
-    def endless() -> int:
-        while not (code := decode()):
-            begun.set()
-            assert context.remove(-1, int(context.batch.pos[0]))
-        return code
-
-    engine.decoder.forget()
-    service = Service(engine)
-    monkeypatch.setattr(context, "decode", endless)
-    stream = service.submit(asked(engine, PROMPTS[0] * 5, 5))
-    assert begun.wait(30)
-    ending = {
-        "cancel": lambda: (stream.cancel(), service.submit(asked(engine, "another", 5))),
-        "close": service.close,
-        "close after draining": lambda: service.close(drain_seconds=0.01),
-    }
-    thread = threading.Thread(target=ending[end], daemon=True)
+def test_closing_breaks_off_the_pass(engine: Engine) -> None:
+    service, policy = Service(engine), Waiting()
+    stream = service.submit(asked(engine, PROMPTS[0] * 5, 5, policy=policy, keep_prefix=False))
+    assert policy.begun.wait(30)
+    thread = threading.Thread(target=service.close)
     thread.start()
-    assert stream.wait(30).finish_reason == "cancelled"
+    with contextlib.suppress(ServiceClosed):
+        while True:  # The service refuses from the moment on in which it breaks off the pass.
+            service.submit_all([])
+    policy.go_on.set()
     thread.join(30)
     assert not thread.is_alive()
-    monkeypatch.undo()
-    service.close()
+    assert stream.result.finish_reason == "cancelled"
+    assert stream.result.n_evaluated == 0
     with Service(engine) as again:
         assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_a_prompt_whose_client_gave_up_is_not_evaluated_again(
-    again: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_whose_client_gave_up_is_not_evaluated_again(again: bool, engine: Engine) -> None:
     """The part under way is finished for the next try, and broken off for another prompt."""
-    context, begun, go_on = engine.decoder.context.backend, threading.Event(), threading.Event()
-
-    def held_up() -> int:
-        begun.set()
-        assert go_on.wait(30)
-        return decode()
-
     engine.decoder.forget()
-    prompt = "".join(PROMPTS) * 4
-    codes = _codes(engine, monkeypatch)
-    decode = context.decode
-    monkeypatch.setattr(context, "decode", held_up)
+    prompt, policy = "".join(PROMPTS) * 4, Waiting()
     with Service(engine) as service:
-        first = service.submit(asked(engine, prompt, 5))
-        assert begun.wait(30)
+        first = service.submit(asked(engine, prompt, 5, policy=policy))
+        assert policy.begun.wait(30)
         first.cancel()
         second = service.submit(asked(engine, prompt if again else "x = 1\n" * 100, 5))
-        go_on.set()
+        policy.go_on.set()
         assert len(second.wait(30).tokens) == 5
     assert first.result.finish_reason == "cancelled"
-    assert (ABORTED in codes) != again
     assert second.result.timings.cached_tokens == first.result.n_evaluated
     assert (first.result.n_evaluated >= 500) == again
 
@@ -246,15 +208,23 @@ def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine) -> None:
+    class Fault(BaseException):
+        """An error that belongs to no request."""
+
+    class Failing(Policy):
+        name = "failing"
+
+        def begin(self, n_ctx: int) -> None:
+            raise Fault
+
     service = Service(engine)
-    monkeypatch.setattr(engine.decoder, "step", lambda number: 1 / 0)
-    stream = service.submit(asked(engine, "a"))
-    with pytest.raises(ServiceClosed):
-        stream.wait(30)
+    streams = service.submit_all([asked(engine, "a"), asked(engine, "a", policy=Failing()), asked(engine, "a")])
+    for stream in streams:
+        with pytest.raises(ServiceClosed):
+            stream.wait(30)
     with pytest.raises(ServiceClosed):
         service.submit(asked(engine, "a"))
-    monkeypatch.undo()
     service.close()
     engine.decoder.context.scheduler.cancel_all()
     with Service(engine) as again:
