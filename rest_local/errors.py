@@ -131,8 +131,9 @@ class OutputInvalid(RestLocalError):
 
 
 class OutputUnwritable(RestLocalError):
-    def __init__(self, path: str | PathLike[str], cause: str) -> None:
-        super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "the answers in it are whole, and the same command goes on with them"
+        super().__init__(f"output {path}: {cause}; {way_out}")
         self.path, self.cause = path, cause
 
 

@@ -142,7 +142,8 @@ def wrong(place: str, message: str, *, code: str = "invalid_value", param: str |
 
 def no_such_model() -> ApiError:
     """Return the error for a name that means no model."""
-    return ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+    message = "no such model; GET /v1/models lists the names, and with --alias '*' any name will do"
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 _WITHOUT_PATHS = {

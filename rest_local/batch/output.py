@@ -88,7 +88,7 @@ class Output:
             flags = os.O_WRONLY if special else os.O_RDWR | os.O_CREAT
             return os.open(self._path, flags, 0o666)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise OutputUnwritable(self._path, error.strerror or str(error), "give another output") from error
 
     def _look(self, expected: Mapping[str, str], model: str | None) -> None:
         """Read what the file contains into `done`."""

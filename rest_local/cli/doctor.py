@@ -43,9 +43,21 @@ SHARED = ("machine", "model", "a question", "an edit", "same output", "version",
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
 
 
+def installation() -> dict[str, Any]:
+    """Return what is known without a model."""
+    from rest_local.llama import library
+
+    return {
+        "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
+        "extras": extras(),
+        "backends": library.backends(),
+        "gpu_offload": library.supports_gpu(),
+        "build": library.system_info(),
+    }
+
+
 def examine(engine: Engine) -> dict[str, Any]:
     from rest_local.calibration.cost import measured_rows
-    from rest_local.llama import library
     from rest_local.llama.cores import default_threads, spin_settings, usable_cpus
     from rest_local.paths import cache_dir, config_file, datastores_home
     from rest_local.planning.plan import in_words
@@ -53,11 +65,6 @@ def examine(engine: Engine) -> dict[str, Any]:
     sampling = engine.sampling.origins()
     context = engine.decoder.context
     return {
-        "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
-        "extras": extras(),
-        "backends": library.backends(),
-        "gpu_offload": library.supports_gpu(),
-        "build": library.system_info(),
         "model": {
             "path": str(engine.model.path),
             "name": engine.model.name,
@@ -100,6 +107,15 @@ def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
     return [row for row in rows if row["n_ctx"] == shortest or (row["n_ctx"] <= n_ctx and row["certain"])]
 
 
+def report_installation(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield from _section("versions", facts["versions"])
+    missing = {name: f"{extra['install']} ({extra['for']})" for name, extra in facts["extras"].items()}
+    shown = {name: "installed" if facts["extras"][name]["installed"] else missing[name] for name in missing}
+    yield from _section("extras", shown)
+    built = {"built in": facts["backends"], "GPU offload": facts["gpu_offload"], "build": facts["build"]}
+    yield from _section("backends", built)
+
+
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
     from rest_local.llama.options import Rope
 
@@ -109,12 +125,6 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     if given := facts["settings"].get("rope"):
         own = vars(Rope())
         rope = {"rope": {name: value for name, value in given.items() if value != own[name]} or "the model's"}
-    yield from _section("versions", facts["versions"])
-    missing = {name: f"{extra['install']} ({extra['for']})" for name, extra in facts["extras"].items()}
-    shown = {name: "installed" if facts["extras"][name]["installed"] else missing[name] for name in missing}
-    yield from _section("extras", shown)
-    built = {"built in": facts["backends"], "GPU offload": facts["gpu_offload"], "build": facts["build"]}
-    yield from _section("backends", built)
     yield from _section("model", facts["model"])
     why = {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
     yield from _section("drafting", why)
@@ -185,9 +195,12 @@ def doctor(config: EngineConfig, as_json: bool) -> None:
     from rest_local.llama.cores import others_run
 
     busy = others_run()  # Look before the threads of this process compute.
+    facts = installation()
+    if not as_json:
+        click.echo("\n".join(report_installation(facts)))  # It helps most where no model can be loaded.
     with opening.open_engine(config) as engine:
         engine.decoder.context.compare()
-        facts = examine(engine) | {"others_run": busy}
+        facts |= examine(engine) | {"others_run": busy}
     if as_json:
         return terminal.print_json(facts)
     return click.echo("\n".join(report(facts)))

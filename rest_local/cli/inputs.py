@@ -137,4 +137,7 @@ def read_prompt(argument: str | None) -> str:
         return clean(argument or "", "prompt")
     if argument is None and sys.stdin.isatty():
         raise click.UsageError("give a PROMPT, or - to read it from the standard input")
-    return read_stdin()
+    text = read_stdin()
+    if not text:
+        raise click.UsageError("the standard input is empty; give a PROMPT")
+    return text

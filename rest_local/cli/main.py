@@ -99,8 +99,9 @@ def _usage_line(error: click.ClickException) -> str:
     """Return the message of a click error, and after wrong usage where the help is."""
     message = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
-    if context is None or "\n" in message:
+    if context is None or message.startswith("Usage:"):
         return message
+    message = " ".join(message.split())  # Choices that are missing are listed in lines of their own.
     message = without_range(message)
     message = re.sub(r"\.? \(?Did you mean (.*?)\?\)?$", r" (did you mean \1?)", message)  # Versions of click differ.
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"

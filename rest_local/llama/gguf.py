@@ -72,9 +72,9 @@ def check_header(path: Path) -> os.stat_result:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise ModelInvalid(path, "is a directory, not a GGUF file")
+            raise ModelInvalid(path, "is a directory", "give a GGUF file, or a name that `rest-local models` lists")
         if not stat.S_ISREG(status.st_mode):
-            raise ModelInvalid(path, "is not a regular file")
+            raise ModelInvalid(path, "is not a regular file", "give a GGUF file")
         with path.open("rb") as file:
             start = file.read(_HEADER.size)
     except (FileNotFoundError, NotADirectoryError) as error:

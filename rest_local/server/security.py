@@ -313,6 +313,7 @@ class AccessLog:
                 "client": (scope.get("client") or ("?",))[0],
                 **(scope[LOG]() if LOG in scope else {}),
             }
-            level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
+            is_quiet = scope["path"] in POLLED or scope["path"].startswith("/page/")  # The page has twenty files.
+            level = logging.DEBUG if is_quiet else logging.INFO
             if not scope.get(FORWARDED):
                 log.log(level, "request", extra={"fields": fields})

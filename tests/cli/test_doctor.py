@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from fake_cli_engine import Call, Install
@@ -68,6 +69,13 @@ def test_it_says_how_to_install_an_extra(fake_engine: Install, call: Call, monke
     assert ["ray", "pip install 'rest-local[ray]' (clusters)"] in shown
     assert ["images", "installed"] in shown
     assert json.loads(call("doctor", "--json").out)["extras"]["images"]["installed"]
+
+
+def test_the_installation_is_shown_even_if_no_model_can_be_opened(call: Call, tmp_path: Path) -> None:
+    done = call("doctor", "-m", str(tmp_path))
+    assert done.code == 1
+    assert done.out.startswith("versions\n  rest-local ")
+    assert done.err.endswith("is a directory; give a GGUF file, or a name that `rest-local models` lists\n")
 
 
 def test_a_library_that_is_missing_in_use_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,11 @@ def test_prompt_is_read_from_a_pipe(fake_engine: Install, call: Call, arguments:
     assert engine.prompts == ["naïve\n"]
 
 
+def test_an_empty_pipe_is_no_prompt(call: Call) -> None:
+    done = call("generate", stdin=b"")
+    assert (done.code, "the standard input is empty; give a PROMPT" in done.err) == (2, True)
+
+
 def test_invalid_utf8_on_stdin_is_replaced_with_one_warning(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     done = call("generate", "-", stdin=b"a\xff\xfeb")

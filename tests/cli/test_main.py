@@ -47,7 +47,9 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("arguments", [("no-such-command",), ("--no-such-option",), ("generate", "a", "b")])
+@pytest.mark.parametrize(
+    "arguments", [("no-such-command",), ("--no-such-option",), ("generate", "a", "b"), ("completion",)]
+)
 def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None:
     done = call(*arguments)
     assert done.code == 2
