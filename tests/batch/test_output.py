@@ -122,6 +122,11 @@ def test_an_answer_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         Output(path, jobs, "m")
 
 
+def test_an_output_that_cannot_be_made_has_no_answers_to_go_on_with(tmp_path: Path) -> None:
+    with pytest.raises(OutputUnwritable, match=r"No such file or directory; give another output"):
+        Output(tmp_path / "no" / "out.jsonl", jobs_of(1), "m")
+
+
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
     path, jobs = tmp_path / "out.jsonl", jobs_of(1)
     with Output(path, jobs, "m"), pytest.raises(OutputInvalid, match="another process"):

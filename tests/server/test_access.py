@@ -44,6 +44,7 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
     live.post("/v1/chat/completions?x=query", body, headers=claims | {"authorization": "Bearer topsecretkey"})
     live.post("/v1/chat/completions", body, headers={"authorization": "Bearer wrongkey"})
     live.post("/v1/chat/completions", body | {"temperature": "x"}, headers={"x-api-key": "topsecretkey"})
+    live.get("/page/page.js", headers={"x-api-key": "topsecretkey"})
     live.stop()
     text = log.getvalue()
     for secret in ("prompt text", "completion text", "topsecretkey", "wrongkey", "query"):
@@ -55,6 +56,7 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
     assert good["completion_tokens"] > 0
     assert good["finish"] == ["stop"]
     assert "loop" not in good
+    assert [line["level"] for line in lines(log) if line.get("path") == "/page/page.js"] == ["debug"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
