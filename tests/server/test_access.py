@@ -41,10 +41,10 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
     live = scripted(keys=(b"topsecretkey",), answer=("the completion text",))
     body = {"messages": [{"role": "user", "content": "the prompt text"}]}
     claims = {"x-forwarded-for": "203.0.113.9", "forwarded": "for=203.0.113.9"}
+    live.get("/page/page.js", headers={"x-api-key": "topsecretkey"})
     live.post("/v1/chat/completions?x=query", body, headers=claims | {"authorization": "Bearer topsecretkey"})
     live.post("/v1/chat/completions", body, headers={"authorization": "Bearer wrongkey"})
     live.post("/v1/chat/completions", body | {"temperature": "x"}, headers={"x-api-key": "topsecretkey"})
-    live.get("/page/page.js", headers={"x-api-key": "topsecretkey"})
     live.stop()
     text = log.getvalue()
     for secret in ("prompt text", "completion text", "topsecretkey", "wrongkey", "query"):
