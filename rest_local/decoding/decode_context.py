@@ -85,8 +85,8 @@ class DecodeContext:
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         # SmolLM2 as Q4_0, Q4_1 and Q8_0: of 12 sizes from 17 to 512 rows none had other bits; Gemma, whose batches of 4
         # have other bits, in 5 of 12.
-        tiled, joins = backend.shortcuts.tiled, tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
-        joined = (tiled - 1 if tiled else backend.n_batch) if joins else 0
+        is_same = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
+        joins = (lambda n, end: not backend.shortcuts.tiles(n, end)) if is_same else None
         fingerprint, shares = fingerprint_of(model, backend.settings, self.exact), capability.shares
         part = min(PART, backend.n_swa or PART)  # Of a sliding window, llama.cpp saves only that before the last token.
         sessions, no_sessions = (
@@ -98,7 +98,7 @@ class DecodeContext:
             tuning.curve,
             frame_ms=FRAME_MS,
             drafter=self.drafter,
-            joined=joined,
+            joins=joins,
             sessions=sessions,
         )
         self.sources = SlotSources(model)

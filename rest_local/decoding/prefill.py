@@ -10,7 +10,7 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rest_local.calibration.cost import CostCurve, per_token
 from rest_local.decoding.core import Part, Pass, RequestState
@@ -29,15 +29,17 @@ class Prefill:
     `stall_ms`: what a part may add to a step of requests that generate. `shares`: cells can be shared between slots,
     and no checkpoints are needed where prompts are cut.
 
-    `joined`: the last tokens of a prompt and the first step of its answer are one pass if they are at most so many,
-    which saves a plain step before the first token. 0 where the number of rows in a pass can change a bit: an answer
-    would depend on how much of its prompt the cells held.
+    `joins`: whether the last `n` tokens of a prompt, up to position `end`, and the first step of its answer are one
+    pass, which saves a plain step before the first token. None where the number of rows in a pass can change a bit: an
+    answer would depend on how much of its prompt the cells held.
     """
 
-    def __init__(self, backend: Backend, curve: CostCurve, shares: bool, joined: int) -> None:
+    def __init__(
+        self, backend: Backend, curve: CostCurve, shares: bool, joins: Callable[[int, int], bool] | None
+    ) -> None:
         self.stall_ms = STALL_MS
         self.was_image = False  # The newest pass evaluated an image.
-        self._backend, self._curve, self._shares, self._joined = backend, curve, shares, joined
+        self._backend, self._curve, self._shares, self._joins = backend, curve, shares, joins
         # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
         self._ms_per_token = 0.0
         self._plain_pass_ms = 0.0  # The newest pass without a part of a prompt took so long.
@@ -63,8 +65,9 @@ class Prefill:
             self.was_image = True
             return Pass([], [image], idle_cells, with_parts)
         parts = self._parts(texts, running) if texts else []
-        if self._joined:
-            whole = [each for each, n in parts if n == each.text.n_pending <= self._joined and each.request.max_tokens]
+        if self._joins is not None:
+            ends = [(state, n) for state, n in parts if n == state.text.n_pending and state.request.max_tokens]
+            whole = [state for state, n in ends if self._joins(n, len(state.text.tokens) - 1)]
             running += whole
             parts = [(state, n) for state, n in parts if state not in whole]
         return Pass(running, parts, idle_cells, with_parts) if running or parts else None
@@ -84,7 +87,7 @@ class Prefill:
         They get what `running` leave of the batch: each of these has a root in it, and tokens that are evaluated again.
         """
         taken = sum(1 + state.text.slot.n_again for state in running)
-        roots = len(prompts) if self._joined else 0
+        roots = len(prompts) if self._joins else 0
         left = min(self._largest_part(prompts, running), self._backend.n_batch - taken - roots)
         self._turn += 1
         in_order = sorted(prompts, key=lambda state: state.text.n_pending)

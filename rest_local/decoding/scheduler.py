@@ -73,7 +73,7 @@ class PassTimes:
 class Scheduler:
     """Makes the forward passes of a context: admits requests, drafts, evaluates prompts, verifies. Not thread safe.
 
-    `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`, `drafter`: as for `Forward`; `joined`: as
+    `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`, `drafter`: as for `Forward`; `joins`: as
     for `Prefill`.
     """
 
@@ -85,14 +85,14 @@ class Scheduler:
         overlaps: bool | None = None,
         frame_ms: float = 0.0,
         drafter: Drafter | None = None,
-        joined: int = 0,
+        joins: Callable[[int, int], bool] | None = None,
         sessions: Sessions | None = None,
     ) -> None:
         shares, in_order = capability.shares, capability.shares and capability.kind == "chain"
         self.backend = backend
         self.slots = Slots(backend, shares, capability.copies, in_order, sessions, drafter)
         self.forward = Forward(backend, capability, self.slots, overlaps, frame_ms, drafter)
-        self.prefill = Prefill(backend, curve, shares, joined if shares and drafter is None else 0)
+        self.prefill = Prefill(backend, curve, shares, joins if shares and drafter is None else None)
         self.queue = RequestQueue(backend, self.slots, shares)
         self.times = PassTimes(self.slots, self.queue, curve)
 

@@ -320,10 +320,11 @@ class Context(Memory, Closing):
 
     def decode(self) -> int:
         """Evaluate `self.batch`. Return the code of `llama_decode`: 0 done, 1 no room, 2 aborted, negative: failed."""
-        n = self.batch.n_tokens
-        self.shortcuts.use(n >= row_wise.TILED and not self.batch.output[:n].any())
+        batch, n = self.batch, self.batch.n_tokens
+        no_output = n >= row_wise.TILE and not batch.output[:n].any()
+        self.shortcuts.use(no_output and self.shortcuts.tiles(n, int(batch.pos[:n].max()) + 1))
         with self.breaker:
-            return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
+            return int(llama_cpp.llama_decode(self._pointer, batch.struct))
 
     def decode_rows(
         self, rows: NDArray[np.float32], pos: NDArray[np.int32], first_id: ArrayLike, n_ids: int, *, causal: bool = True
@@ -342,7 +343,7 @@ class Context(Memory, Closing):
         ids = np.broadcast_to(np.asarray(first_id, np.int32), n)[:, None] + np.arange(n_ids, dtype=np.int32)
         counts, output = np.full(n, n_ids, np.int32), np.zeros(n, np.int8)
         places = ids.ctypes.data + ids.strides[0] * np.arange(n, dtype=np.uint64)
-        self.shortcuts.use(n >= row_wise.TILED)
+        self.shortcuts.use(self.shortcuts.tiles(n, int(pos.max()) + 1))
         batch = llama_cpp.llama_batch(
             n,
             None,

@@ -10,7 +10,7 @@ import pytest
 from rest_local.llama import row_wise
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.llama.row_wise import TILED
+from rest_local.llama.row_wise import TILE, UNTILED
 
 TEXT = np.random.default_rng(0).integers(40, 200, 700)
 PROMPT = 600  # A single row would be split over the threads from 512 cells on.
@@ -55,16 +55,16 @@ def test_a_row_of_a_draft_has_the_bits_of_a_plain_step(model: Model, k: str, v: 
 
 
 @pytest.mark.parametrize(("k", "v", "tiles"), [("f16", "f16", True), ("bf16", "f16", False)])
-def test_a_long_part_of_a_prompt_is_computed_in_tiles(model: Model, k: str, v: str, tiles: bool) -> None:
-    def after(part: int) -> np.ndarray:
+def test_a_part_of_a_long_prompt_is_computed_in_tiles(model: Model, k: str, v: str, tiles: bool) -> None:
+    def after(part: int, later_part: int) -> np.ndarray:
         with open_context(model, k, v) as context:
-            assert context.shortcuts.tiled == (TILED if tiles else 0)
-            evaluate(context, 0, PROMPT, part, 0)
+            evaluate(context, 0, UNTILED, part, 0)
+            evaluate(context, UNTILED, PROMPT, later_part, 0)
             return evaluate(context, PROMPT, PROMPT + 1, 1, 1)[0]
 
-    row_by_row = after(TILED - 1)
-    assert np.array_equal(row_by_row, after(100)), "short parts are independent of their number"
-    assert np.array_equal(row_by_row, after(PROMPT)) != tiles
+    row_by_row = after(TILE - 1, TILE - 1)
+    assert np.array_equal(row_by_row, after(UNTILED, 50)), "short texts and parts are independent of their number"
+    assert np.array_equal(row_by_row, after(UNTILED, TILE)) != tiles
 
 
 def test_only_memory_that_may_be_written_is_written() -> None:

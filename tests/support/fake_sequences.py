@@ -67,7 +67,8 @@ def scheduler_of(
     frame_ms: float = 0.0,
     joined: int = 0,
 ) -> Scheduler:
-    return Scheduler(backend, capability, curve, overlaps, frame_ms, joined=joined)
+    joins = (lambda n, end: n <= joined) if joined else None
+    return Scheduler(backend, capability, curve, overlaps, frame_ms, joins=joins)
 
 
 def sequence_of(
