@@ -69,7 +69,7 @@ class RunningBatch:
         return bool(self._running)
 
     def add(self, request: Request) -> int:
-        """Start a request; its number. It waits for room. Raises as `Decoder.prepare`, and then it has no number."""
+        """Start a request and return its number. It waits for room. If `Decoder.prepare` raises, it has no number."""
         state = self._decoder.prepare(request)
         number = next(self._numbers)
         self._decoder.submit(state)
@@ -77,7 +77,7 @@ class RunningBatch:
         return number
 
     def step(self) -> list[Finished]:
-        """Do one forward pass for all that run, and return the requests that have ended, the first given first."""
+        """Do one forward pass for all that run, and return the requests that have ended, by number."""
         self._decoder.step()
         ended = [
             Finished(number, request, state.result, state.error)
@@ -94,7 +94,7 @@ class RunningBatch:
         return ended
 
     def cancel(self, numbers: Iterable[int] | None = None) -> None:
-        """End the requests of these numbers that still run, without `numbers` all; they do not count as ended."""
+        """End the requests of these numbers that still run, or all of them. They do not count as ended."""
         for number in list(self._running if numbers is None else numbers):
             if number in self._running:
                 self._decoder.cancel(self._running.pop(number)[1])
@@ -110,9 +110,10 @@ class RunningBatch:
 
 
 def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
-    """Return the largest of `widths` whose tokens per second are close to the most, without drafts, where each request
-    has so many cells. `widths`: ascending. Weights are read once for all requests, but the attention of each passes
-    over the cells of all, so with long texts fewer can be faster.
+    """Return the largest of `widths` (ascending) that gives close to the most tokens per second without drafts.
+
+    Each request has `cells` cells. Weights are read once for all requests, but the attention of each passes over the
+    cells of all, so with long texts fewer can be faster.
     """
     rates = [n / float(curve.expected(round(n * cells))[n - 1]) for n in widths]
     return max(n for n, rate in zip(widths, rates, strict=True) if rate >= CLOSE * max(rates))

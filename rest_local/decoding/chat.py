@@ -23,7 +23,7 @@ _NOT_TEXT = ("tool_calls", "function_call", "reasoning_content", "reasoning")
 
 
 def chat_template(model: Model) -> ChatTemplate:
-    """Return the model's own template. Raises ModelError where it has none."""
+    """Return the model's own template. Raises ModelError if it has none."""
     if not model.chat_template:
         raise ModelError(f"model {model.path}: has no chat template; give its prompts as plain text")
     piece = model.vocabulary.piece
@@ -91,21 +91,22 @@ class Chat:
         self.images.check_all_in(self.prompt)
 
     def grammar(self) -> Grammar | None:
-        """Return what `tool_choice` or `json_schema` asks for, None where the answer is free. Raises OptionError for an
-        unknown choice and a schema that cannot be kept.
+        """Return the grammar that `tool_choice` or `json_schema` asks for, or None if the answer is free.
+
+        Raises OptionError for an unknown choice, and for a schema that cannot be kept.
         """
         if self._schema is not None:
             return self._format.schema(None if self._schema is True else self._schema, self.prompt)
         return self._format.forced(self._tools, self._choice, self.prompt, parallel=self._parallel)
 
     def parser(self) -> AnswerParser:
-        """Return what splits the text of an answer into reasoning, text and calls while it comes."""
+        """Return a parser that splits the text of an answer into reasoning, text and calls while it comes."""
         parser = self._format.parser(self._tools, self._rendered, forced=self._forced)
         parser.feed(self._opening)
         return parser
 
     def message(self, result: Result) -> dict[str, Any]:
-        """Return the answer as a message: `content`, and `reasoning_content` and `tool_calls` where there are any."""
+        """Return the answer as a message: `content`, and `reasoning_content` and `tool_calls` if there are any."""
         parser = self.parser()
         return message_of([*parser.feed(result.text), *parser.finish(cut=result.cut)])
 

@@ -160,7 +160,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
-    """Raise OptionError for what is neither None nor a whole number from `least` on."""
+    """Raise OptionError unless the value is None or a whole number of at least `least`."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -67,7 +67,7 @@ class RequestState:
         self.left = False  # Its owner does not wait for it any more.
         self.error: RestLocalError | None = None
         self._connect, self._finished = connect, finished
-        self._resumed = False  # It was given another slot after a pause.
+        self._resumed = False  # It has got another slot after a pause.
 
     @property
     def result(self) -> Result:
@@ -75,11 +75,11 @@ class RequestState:
         return self.answer.result
 
     def leave(self) -> None:
-        """Do not wait for it any more: a pass that is broken off is not done again for it. Any thread."""
+        """Note that its owner waits no longer, so that a pass that is broken off is not repeated for it. Any thread."""
         self.left = True
 
     def admit(self, slot: Slot, slots: Slots | None = None) -> None:
-        """Go to work in `slot`, after a pause as well. What `slots` lack of the text is restored from disk.
+        """Put the request into `slot`, at first or after a pause. Cells that no slot of `slots` holds come from disk.
 
         Raises PromptEmpty, PromptTooLong.
         """
@@ -104,7 +104,7 @@ class RequestState:
         sources.restart(text.tokens)
         speculation.policy.begin(n_prompt)
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
-        self.result.timings = self.answer.timings  # A prompt that is cut off is told with them.
+        self.result.timings = self.answer.timings  # The result of a prompt that is cut off has them.
         sources.predict(self.request.prediction)
 
     def restore(self, seconds: float, patient: bool) -> None:
@@ -116,11 +116,11 @@ class RequestState:
             self.statistics.prompt_ms += 1e3 * (time.perf_counter() - begun)
             self.result.timings = self.answer.timings
 
-    # What its owner is told
+    # News for its owner
 
     def report_progress(self) -> None:
-        """Tell how much of the prompt is evaluated, before the first token, where the request wants that: what was
-        there before, each part, and the whole of it with the first token.
+        """Report how much of the prompt is evaluated if the request wants it: before the first part, after each part,
+        and all of it before the first token.
         """
         if self.answer.begun:
             return
@@ -131,13 +131,13 @@ class RequestState:
         self.outbox.report(self.statistics.prompt_tokens if is_whole else self.text.slot.n_past, self.statistics)
 
     def receive(self, result: StepResult, begun: float) -> None:
-        """Take the tokens of a step from `begun`, which decide whether the answer goes on. `deliver` does the rest."""
+        """Count the tokens of a step that began at `begun`, and see if the answer goes on. `deliver` does the rest."""
         self.undelivered = result
         self.report_progress()
         self.answer.receive(result.verdict.tokens, time.perf_counter() if self.speculation.n_prompt else begun)
 
     def deliver(self) -> None:
-        """Finish the step that was received, and make its text readable; nothing where that was done."""
+        """Finish the step that was received, and make its text readable. A second call does nothing."""
         result, self.undelivered = self.undelivered, None
         if result is not None:
             piece = self.answer.take(self.speculation.finish(result))
@@ -145,7 +145,7 @@ class RequestState:
                 self.outbox.put(piece)
 
     def finish(self, reason: str, error: RestLocalError | None = None) -> None:
-        """End, however that came about; again does nothing."""
+        """End the request for whatever reason. A second call does nothing."""
         if self.done:
             return
         try:
@@ -166,7 +166,7 @@ class RequestState:
 
 
 def error_of(error: Exception) -> RestLocalError:
-    """Return what the owner of a request is told: errors of this program as they are; others are logged."""
+    """Return the error to show to the owner of a request. Errors that are not of this program are logged."""
     if isinstance(error, RestLocalError):
         return error
     log.error("a request ends with an error that was not expected", exc_info=error)

@@ -35,7 +35,7 @@ from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
-FRAME_MS = 30.0  # 33 pieces of text in a second are more than a reader sees
+FRAME_MS = 30.0  # A reader does not see more than 33 pieces of text in a second.
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
@@ -49,8 +49,9 @@ class SlotSources:
         self._of_slot: dict[Slot, Sources] = {}
 
     def take(self, slot: Slot, others: Iterable[RequestState]) -> Sources:
-        """Return the sources of a slot, for a request that is admitted to it; or new ones, where one of `others` was
-        sent back, uses those, and goes on in another slot.
+        """Return the sources of a slot for a request that is admitted to it.
+
+        They are new ones if one of `others` uses those of the slot: it was sent back, and goes on in another slot.
         """
         sources = self._of_slot.get(slot)
         if sources is None or any(state.speculation.sources is sources for state in others):
@@ -75,8 +76,10 @@ class DecodeContext:
         busy: bool = False,
         sessions_limit: int = 0,
     ) -> None:
-        """Make what a context needs. `opener`: opens what drafts for it. `busy`: other programs run now.
-        `sessions_limit`: bytes on disk for the cells of texts, of all models.
+        """Make slots, policies and a scheduler over `backend`.
+
+        `opener`: opens a drafter. `busy`: other programs run now. `sessions_limit`: bytes on disk for the cells of
+        texts, of all models.
         """
         self.model, self.backend, self.tuning, self.exact = model, backend, tuning, tuning.fidelity == "exact"
         self.drafter, refusal = _opened(opener, backend)
@@ -88,7 +91,7 @@ class DecodeContext:
         is_same = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
         joins = (lambda n, end: not backend.shortcuts.tiles(n, end)) if is_same else None
         fingerprint, shares = fingerprint_of(model, backend.settings, self.exact), capability.shares
-        part = min(PART, backend.n_swa or PART)  # Of a sliding window, llama.cpp saves only that before the last token.
+        part = min(PART, backend.n_swa or PART)  # llama.cpp saves only the newest window.
         sessions, no_sessions = (
             _open_sessions(fingerprint, sessions_limit, part, shares) if sessions_limit else (None, "")
         )
@@ -116,7 +119,7 @@ class DecodeContext:
         sessions_limit: int = 0,
         opener: Opener = NO_DRAFTER,
     ) -> DecodeContext:
-        """Open a context in measured settings; measure what was not measured before. Raises ModelError."""
+        """Open a context in measured settings, and measure those that are not known. Raises ModelError."""
         if fidelity == "exact":
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         busy = others_run()
@@ -142,9 +145,9 @@ class DecodeContext:
         return policy.fork()
 
     def step(self, number: int) -> Pass | None:
-        """Do one forward pass; None where all requests wait for images. `number`: a name for `abort`.
+        """Do one forward pass. Return None if all requests wait for images. `number`: a name for `abort`.
 
-        After it, save a little of an idle text, and look at what else runs, each if it is time to.
+        Afterwards save a little of an idle text, and look if other programs run, each if it is time to.
         """
         self.backend.breaker.number = number
         self.load.before_pass()
@@ -160,7 +163,7 @@ class DecodeContext:
 
     @property
     def idle_work_in(self) -> float | None:
-        """Return the seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
+        """Return the seconds until `use_idle_time` has something to do. 0: now. None: never, as it looks now."""
         slots = self.scheduler.slots
         return None if slots.sessions is None else slots.sessions.wakes_in(slots.slots)
 
@@ -171,15 +174,17 @@ class DecodeContext:
             slots.sessions.use_idle_time(slots.slots, seconds)
 
     def compare(self) -> None:
-        """Run the self-test for some seconds, unless it was run. Only while no request runs; loses the prefix cache."""
+        """Run the self-test for some seconds, unless it was run. Only while no request runs. Frees the prefix cache."""
         if self.exact or self.tuning.self_test:
             return
         self.scheduler.slots.forget()
         self.tuning.self_test = fast_self_test(self.model, self.backend, self.capability).to_dict()
 
     def tune(self, report: Progress | None = None) -> Measured:
-        """Measure the cost curve thoroughly, in a context of its own, and keep it for the next start: about 700 plain
-        steps. Only while no request runs. Raises ModelError, and ValueError where the clock stands still.
+        """Measure the cost curve thoroughly in a context of its own, and keep it for the next start.
+
+        Takes about 700 plain steps. Only while no request runs. Raises ModelError, and ValueError if the clock stands
+        still.
         """
         self.tuning, result = tune_thoroughly(self.model, self.backend.settings, self.tuning, report)
         return result
@@ -200,7 +205,7 @@ class DecodeContext:
 
 
 def _open_sessions(fingerprint: str, limit: int, part: int, shares: bool) -> tuple[Sessions | None, str]:
-    """Keep the cells of texts in the user's cache, `limit` bytes for all models; else return a warning."""
+    """Open the folder of cells in the user's cache, `limit` bytes for all models, or return a warning."""
     try:
         return Sessions(CellFiles(cache_dir() / SESSIONS, fingerprint, limit, part=part), shares), ""
     except OSError as error:

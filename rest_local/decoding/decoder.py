@@ -32,7 +32,7 @@ from rest_local.planning.policies import POLICIES
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.history import History
 
-WAIT_S = 0.05  # All requests may wait for an image so long, before they look whether there is something else to do.
+WAIT_S = 0.05  # So long all requests may wait for an image before commands are looked at again.
 NO_PROJECTOR_HERE = "the model has no projector here, so it takes no images; give its `mmproj`"
 
 
@@ -71,14 +71,15 @@ class Decoder:
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """Return the slots that requests share; a reader in another thread sees a moment of them."""
+        """Return the slots that requests share. To a reader in another thread they may change meanwhile."""
         return self._context.scheduler.slots.slots if self._context else ()
 
     # Requests
 
     def prepare(self, request: Request, wake: Callable[[bool], None] | None = None) -> RequestState:
-        """Make what `submit` takes. Everything that can be refused is refused here: PromptEmpty, PromptTooLong,
-        OptionError, CannotGenerate. From any thread. `wake`: as of `RequestState`.
+        """Make the state of a request for `submit`. From any thread. `wake`: as of `RequestState`.
+
+        Everything that can be refused is refused here: raises PromptEmpty, PromptTooLong, OptionError, CannotGenerate.
         """
         config, model, context, n_prompt = self._config, self.model, self.context, len(request.prompt)
         policy = request.policy or config.policy
@@ -164,7 +165,7 @@ class Decoder:
     # The loop
 
     def step(self, number: int = 0) -> bool:
-        """Do one forward pass; False where there is no work. `number`: a name for `abort`."""
+        """Do one forward pass. Return False if there is no work. `number`: a name for `abort`."""
         if self.datastores.has_news:
             self.use_datastores()
         if self._context is None or not self._context.scheduler.busy:
@@ -174,14 +175,15 @@ class Decoder:
         return True
 
     def abort(self, number: int | None = None) -> None:
-        """Break off the current forward pass, from any thread. It is undone, and done again for requests that were not
-        cancelled. With `number`: only the passes of the step of that number.
+        """Break off the current forward pass, from any thread. With `number`: only the passes of that step.
+
+        The pass is undone, and done again for requests that were not cancelled.
         """
         if self._context:
             self._context.backend.breaker.abort(number)
 
     def use_idle_time(self, seconds: float) -> bool:
-        """Save idle texts, between requests; False if there is nothing to save now."""
+        """Save idle texts between requests. Return False if there is nothing to save now."""
         if self._context is None or self.idle_work_in != 0:
             return False
         self._context.use_idle_time(seconds)
@@ -189,17 +191,18 @@ class Decoder:
 
     @property
     def idle_work_in(self) -> float | None:
-        """Return the seconds until there is idle work that there is not now; None: none is known."""
+        """Return the seconds until there is idle work. 0: there is some now. None: none is known."""
         return self._context.idle_work_in if self._context else None
 
     def forget(self) -> None:
-        """Drop the kept prefixes: the next prompt is evaluated whole."""
+        """Free the cells of idle slots, so that the next prompt is evaluated whole."""
         if self._context:
             self._context.scheduler.slots.forget()
 
     def use_datastores(self) -> None:
-        """Draft from the datastores that were offered from now on, running requests as well. Not while a request is
-        stepped: with a service, by way of `Service.run`.
+        """Draft from the datastores that were offered, for running requests as well.
+
+        Not while a request is stepped: with a service, call it through `Service.run`.
         """
         if self._context:
             self._context.scheduler.deliver()  # The origins of tokens are read from the stores that drafted them.
@@ -212,7 +215,7 @@ class Decoder:
                     sources.use(self.datastores.named(state.request.datastores, still=True), self._history)
 
     def close(self) -> None:
-        """End all requests, keep what is to be kept, and free everything; again does nothing."""
+        """End all requests, store what is to be kept, and free everything. A second call does nothing."""
 
         def free() -> None:
             if self._projector:
@@ -221,7 +224,7 @@ class Decoder:
                 self._context.close()
             self.model.close()
 
-        with ExitStack() as stack:  # In reverse order, each whatever the others raise, an interrupt included.
+        with ExitStack() as stack:  # They run in reverse order, each whatever the others raise, even an interrupt.
             stack.callback(self.datastores.close)
             stack.callback(free)
             if self._history is not None:
@@ -231,7 +234,7 @@ class Decoder:
 
 
 def _relaxed(verify: Relaxed | Strict | None, exact: bool, sampling: Sampling) -> Relaxed | None:
-    """Return the rule of relaxed verification, None for strict. Raises OptionError for what cannot go with it."""
+    """Return the rule of relaxed verification, None for strict. Raises OptionError for options that exclude it."""
     if verify is None or verify == STRICT:
         return None
     if exact:

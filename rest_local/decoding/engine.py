@@ -315,7 +315,7 @@ class Engine(Closing):
         return image_prompt(self.model.vocabulary, self.projector, text, given.data, given.places, most)
 
     def _begin(self, make: Callable[..., S], request: Request, *more: Chat) -> S:
-        """Evaluate a prompt and return its stream. Raises what the request ends with."""
+        """Evaluate a prompt and return its stream. Raises the error that ends the request."""
         decoder, state = self.decoder, self.decoder.prepare(request)
         stream = make(state, partial(_step_until, decoder), decoder.cancel, *more)
         if self._running and len(decoder.slots) == 1:
@@ -367,12 +367,12 @@ class Engine(Closing):
         return Chat(self.model, messages).prompt
 
     def close(self) -> None:
-        """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
+        """Store what is to be kept, and free cells, weights and datastores. A second call does nothing."""
         self.closing.close()
 
 
 def _step_until(decoder: Decoder, until: Callable[[], bool], timeout: float | None = None) -> bool:
-    """Do forward passes until then; False where `timeout` seconds were over before."""
+    """Do forward passes until `until()` is true. Return False if `timeout` seconds are over before that."""
     over = math.inf if timeout is None else time.monotonic() + timeout
     while not until():
         if time.monotonic() >= over:

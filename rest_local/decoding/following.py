@@ -65,8 +65,9 @@ class OpenDatastores:
         return bool(self._waiting)
 
     def offer(self, path: Path, store: Datastore | None, *, is_new: bool = False) -> None:
-        """Use `store` from the next step on in the place of the one with its path, None: stop using that. is_new: none
-        is open at the path; without it, a datastore that is no longer in use then stays out of use.
+        """Use `store` from the next step on in place of the one with its path. None: stop using that one.
+
+        `is_new`: no datastore is open at the path. Otherwise a path that is no longer in use stays out of use.
         """
         with self._lock:
             before = self._waiting.pop(path, None)
@@ -79,13 +80,14 @@ class OpenDatastores:
         self.on_change()
 
     def current(self) -> list[Datastore]:
-        """Return the datastores that are in use once everything that waits is taken."""
+        """Return the datastores that are in use once all offers are taken."""
         with self._lock:
             return self._exchanged()
 
     def named(self, names: Sequence[str] | None, still: bool = False) -> list[Datastore]:
-        """Return the datastores of these names, None: all. Raises OptionError for one that is not open. `still`: leave
-        such names out, because a datastore may be closed or opened anew while a request waits.
+        """Return the datastores of these names, None: all. Raises OptionError for one that is not open.
+
+        `still`: leave such names out, because a datastore may be closed or opened anew while a request waits.
         """
         if names is None:
             return self.in_use
@@ -96,7 +98,7 @@ class OpenDatastores:
         return [known[name] for name in names if name in known]
 
     def take(self) -> None:
-        """Use what waits, in the engine's thread. `close_retired` closes what was used before."""
+        """Use the datastores that were offered, in the engine's thread. `close_retired` closes those they replace."""
         with self._lock:
             fresh = self._exchanged()
             offered = [offer.store for offer in self._waiting.values() if offer.store]
@@ -111,7 +113,7 @@ class OpenDatastores:
         return [store for store in fresh if store]
 
     def trim(self) -> None:
-        """Let go of what lookups have mapped (`Datastore.trim`); between two steps."""
+        """Unmap the pages that lookups have touched (`Datastore.trim`). Only between two steps."""
         for store in self.in_use:
             store.trim()
 
@@ -122,7 +124,7 @@ class OpenDatastores:
             store.close()
 
     def close(self) -> None:
-        """Close what is in use or was offered, and all that is offered later; again does nothing."""
+        """Close the datastores in use and those that were or will be offered. A second call does nothing."""
         with self._lock:
             self._closed = True
             self._retired += [*self.in_use, *(offer.store for offer in self._waiting.values() if offer.store)]
@@ -140,8 +142,8 @@ def _opened(model: Model, path: Path) -> Datastore:
 
 
 class Follower:
-    """Follows the datastores that are in use at each moment, and those of `paths` that do not exist yet, or cannot be
-    opened. `close` ends its thread.
+    """Follows the datastores in use, and those of `paths` that do not exist yet or cannot be opened. `close` ends its
+    thread.
     """
 
     def __init__(
@@ -223,13 +225,15 @@ class Follower:
         self.told.discard(path)
 
     def _state(self, path: Path) -> _State:
-        """Return what changes with every commit for the vocabulary, wherever it lies."""
+        """Return a value that changes with every commit for the vocabulary, wherever the index lies."""
         return _end_of(folder(path, self._hash) / MANIFEST), _end_of(path / MANIFEST)
 
 
 def _end_of(path: Path) -> _State | int | None:
-    """Return what tells a file from the one that replaces it, such as its last bytes. None if there is none, the number
-    of another error. Opening it makes a network drive ask its server, which may answer a `stat` from its memory.
+    """Return a value that tells a file from the one that replaces it, such as its last bytes. None: there is no file.
+
+    Another error gives its number. Opening the file makes a network drive ask its server, which may answer a `stat`
+    from its memory.
     """
     try:
         with path.open("rb", buffering=0) as file:

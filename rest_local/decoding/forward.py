@@ -65,12 +65,12 @@ class _ErrorsOf:
 
 
 class Forward:
-    """The stages of a pass over one backend, in order: `draft`, `submit`, `draft_ahead`, `logits`, `verify`, `go_on`;
-    `undo` in place of the rest where one of them fails.
+    """The stages of a pass over one backend, in order: `draft`, `submit`, `draft_ahead`, `logits`, `verify`, `go_on`.
 
-    `capability`: which drafts the model can verify; it may change between two steps. `slots`: idle ones give up their
-    cells, so that drafts can stay. `overlaps`: the device computes on its own after `decode` returns; None to measure
-    it. `frame_ms`: the time in which a reader sees one piece of text. Steps that are faster may come several at a time.
+    If one of them fails, `undo` takes the place of the rest. `capability`: which drafts the model can verify; it may
+    change between two steps. `slots`: idle ones give up their cells, so that drafts can stay. `overlaps`: the device
+    computes on its own after `decode` returns; None to measure it. `frame_ms`: the time in which a reader sees one
+    piece of text. Steps that are faster may come several at a time.
     """
 
     def __init__(
@@ -88,19 +88,20 @@ class Forward:
         self.drafter = drafter
         self._measured = overlaps is None
         self._slots = slots
-        # How long the last pass was waited for, what drafting ahead took of that, and what it usually takes.
+        # Seconds of waiting for the last pass, those of them that drafting ahead took, and what it usually takes.
         self._spare_s = self._ahead_s = self._usual_ahead_s = 0.0
 
     def undo(self, at_work: Pass) -> None:
-        """Have the cells hold what they held before a pass that cannot be finished."""
+        """Restore the cells as they were before a pass that cannot be finished."""
         for slot, n_past in zip(at_work.slots, at_work.before, strict=True):
             _put_back(slot, n_past, at_work.broken_off)
 
     # Drafts
 
     def draft(self, at_work: Pass) -> None:
-        """Draft a tree for each request, then take the nodes of all trees together that are worth it. Nothing is
-        drafted in a pass with a part of a prompt: a draft has no cheap place in such a batch. Raises RequestFailed.
+        """Draft a tree for each request, then take the nodes of all trees that are worth it. Raises RequestFailed.
+
+        Nothing is drafted in a pass with a part of a prompt: a draft has no cheap place in such a batch.
         """
         running, clock = at_work.running, at_work.clock
         n_other, n_again = len(running) - 1, sum(state.text.slot.n_again for state in running)
@@ -118,7 +119,7 @@ class Forward:
                     state.speculation.prune()
 
     def _limit(self, state: RequestState, n_other: int) -> int:
-        """Return the most nodes of a tree: by the answer, the context, the batch and the model."""
+        """Return the most nodes that a tree may have: by the answer, the context, the batch and the model."""
         if self.capability.kind == "none":
             return 0
         places = min(self.backend.max_outputs, self.backend.n_batch) - n_other
@@ -148,8 +149,9 @@ class Forward:
     # The pass
 
     def submit(self, at_work: Pass) -> None:
-        """Have everything evaluated. Without room: without cells of idle slots, then with smaller trees, then none.
-        Raises DecodeFailed where nothing was evaluated (code 1: there is no room in the cells), and RequestFailed.
+        """Have everything evaluated. If there is no room, free the cells of idle slots, then halve the trees.
+
+        Raises DecodeFailed if nothing was evaluated (code 1: there is no room in the cells), and RequestFailed.
         """
         running, parts, states, clock = at_work.running, at_work.parts, at_work.states, at_work.clock
         clock.begun = time.perf_counter()
@@ -203,8 +205,9 @@ class Forward:
                 raise DecodeFailed(code, len(batch.token))
 
     def draft_ahead(self, at_work: Pass) -> list[tuple[RequestState, Exception]]:
-        """Prepare the next drafts while the device computes, where the last pass left the time that this takes. Return
-        the requests that failed at it.
+        """Prepare the next drafts while the device computes, if the last pass left enough time for that.
+
+        Return the requests that failed, with their errors.
         """
         if not self.overlaps or at_work.clock.prompted or self.drafter is not None:
             return []
@@ -241,8 +244,9 @@ class Forward:
         return logits
 
     def verify(self, at_work: Pass, logits: NDArray[np.float32]) -> list[Outcome]:
-        """Verify, commit and learn, request by request. Return what the pass gave each, at least a token for those that
-        generate, or the error of that request alone; those of `parts` last.
+        """Verify, commit and learn, request by request. Return the outcome of each, those of `parts` last.
+
+        An outcome is at least one token for a request that generates, or the error of that request alone.
         """
         running, slots, clock = at_work.running, at_work.slots, at_work.clock
         at_work.chosen = True
@@ -322,7 +326,7 @@ def _asked_ms(drafts: Sequence[Draft]) -> float:
 
 
 def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:
-    """Commit the parts of prompts, and return what became of each."""
+    """Commit the parts of prompts, and return the outcome of each."""
     outcomes: list[Outcome] = []
     for (state, n), slot in zip(parts, slots, strict=True):
         state.statistics.count_prompt(clock.decode_ms)
@@ -372,7 +376,7 @@ def _image_of(running: Sequence[RequestState], parts: Sequence[Part]) -> ImageRo
 
 
 def _simplify(running: Sequence[RequestState], states: Sequence[RequestState]) -> bool:
-    """Drop the trees and the ids of branches, which llama.cpp may have refused; whether there were any."""
+    """Drop the trees and the ids of branches, which llama.cpp may have refused. Return True if there were any."""
     simpler = False
     for state in running:
         simpler |= len(state.speculation.tree) > 0

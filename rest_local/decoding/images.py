@@ -32,7 +32,9 @@ def image_prompt(
     most: int | None = None,
 ) -> ImagePrompt:
     """Tokenize a text with images. `images`: by the text that stands for each; one that is not in `text` is left out.
-    `places`: what errors call them. `most`: tokens. Raises OptionError for what is no image, PromptTooLong.
+
+    `places`: the names of the images in errors. `most`: tokens. Raises OptionError if one cannot be read as an image,
+    and PromptTooLong.
     """
     parts = re.split("(" + "|".join(map(re.escape, images)) + ")", text)
     tokens: list[int] = [vocabulary.ids.bos] if vocabulary.ids.add_bos and vocabulary.ids.bos is not None else []
@@ -106,8 +108,8 @@ class PromptImages:
     def look_ahead(self, n_past: int, wanted: Callable[[], bool]) -> float:
         """Have the rows of the next image after `n_past` tokens computed, as long as they are `wanted`.
 
-        Return the milliseconds in which there was nothing but the image to wait for, once that is over. Raises why the
-        rows could not be computed.
+        Return the milliseconds in which there was nothing to do but wait for the image, once that is over. Raises the
+        error that kept the rows from being computed.
         """
         chunk = next((chunk for _, end, chunk in self._images if n_past < end), None)
         if chunk is None:

@@ -32,11 +32,12 @@ class TokenLogprobs:
 
 
 def logprobs_of(row: NDArray[np.float32], token: int, top: int) -> TokenLogprobs:
-    """Return the log-probability of `token` and of the `top` likeliest, at most n_vocab of them. `row`: float32
-    [n_vocab], only read.
+    """Return the log-probability of `token` and of the `top` likeliest, at most n_vocab of them.
 
-    Exponentials in float32 of differences to the greatest logit, summed in float64: within 1e-6 of exact ones.
-    -inf for a token the model rules out. At 152 k tokens 0.15 ms, 0.35 ms with `top`."""
+    `row` is float32 [n_vocab], and only read. Exponentials in float32 of differences to the greatest logit, summed in
+    float64: within 1e-6 of exact ones. -inf for a token that the model rules out. At 152 k tokens 0.15 ms, 0.35 ms with
+    `top`.
+    """
     greatest = row.max()
     mass = np.log(np.exp(row - greatest).sum(dtype=np.float64)) + np.float64(greatest)
     likeliest = tuple((int(other), float(row[other] - mass)) for other in _likeliest(row, min(top, len(row))))

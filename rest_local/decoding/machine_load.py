@@ -18,7 +18,7 @@ class MachineLoad:
         self._decoded_s, self._n_decodes = 0.0, 0
 
     def before_pass(self) -> None:
-        """Set how long threads wait for each other; the pass before may have been that of another context."""
+        """Set how long threads wait for each other. The pass before may have been that of another context."""
         wait_briefly(self.others_run)
 
     def after_pass(self, seconds: float, n_decodes: int) -> None:

@@ -62,7 +62,8 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 def open_encoder(config: EngineConfig) -> Model | None:
     """Open the model if its file says that it reads a text in both directions: it makes vectors, and no text.
-    Raises ModelError, also for one that pools nothing.
+
+    Raises ModelError, also if it has no pooling method.
     """
     path = model_file(config.model)
     try:
@@ -133,7 +134,7 @@ def _available() -> int:
 
 
 def _cgroup_room() -> int:
-    """Return what the limit of a container leaves; no limit is a large number."""
+    """Return the bytes that the limit of a container leaves free, a large number if there is no limit."""
     with suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text("ascii"))
         return max(limit - int((_CGROUP / "memory.current").read_text("ascii")), 0)
@@ -164,8 +165,9 @@ class Snapshots(NamedTuple):
 
 
 def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
-    """Return how many snapshots of a recurrent state are kept for each slot: those that were asked for, else as many as
-    fit next to the layers, from a header alone. All 0 for a model without such a state. Raises ModelError.
+    """Return how many snapshots of a recurrent state each slot gets, from a header alone. Raises ModelError.
+
+    They are those that were asked for, else as many as fit next to the layers, and 0 for a model without such a state.
     """
     metadata, options, slots = read_gguf(path), config.options, config.slots
     header = header_of(metadata, path)
@@ -182,8 +184,9 @@ def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
-    """Open the model with options that a child tried; return it and what they gave up, if any. Raises ModelError,
-    OptionError.
+    """Open the model with options that a child process has tried, and return it with a warning of what these gave up.
+
+    Raises ModelError, OptionError.
     """
     path = model_file(config.model)
     snapshots = snapshots_for(config, path)
@@ -193,7 +196,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         size = config.context_length(trained_context(path, tried))
         return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.fidelity)
 
-    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # `trial.attempt` takes it in this way.
+    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # `load_fallback.attempt` takes None for it.
     try:
         chosen = load_fallback.choose(path, config.n_gpu_layers, options, contexts, n_ctx)
     except ModelInvalid:
@@ -250,7 +253,10 @@ def open_datastores(
 
 
 def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeContext:
-    """Open the context of all requests, after the draft model, which costs a warning if unusable. Raises ModelError."""
+    """Open the context of all requests, after the draft model.
+
+    One that cannot be used costs a warning. Raises ModelError.
+    """
     size = config.context_length(model.n_ctx_train)
     threads = config.threads or 0
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
@@ -270,8 +276,9 @@ def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeC
 
 
 def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]:
-    """Return what opens a drafter for the model, and a warning if it is refused: no draft is worth an answer. Raises
-    ModelNotFound, because the user is told of a mistyped name at once.
+    """Return what opens a drafter for the model, and a warning if it is refused: no draft is worth an answer.
+
+    Raises ModelNotFound, because the user wants to know of a mistyped name at once.
     """
     if config.draft_model is None:
         return (mtp_inside(model) if model.with_mtp else NO_DRAFTER), ""
@@ -287,7 +294,10 @@ def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]
 
 
 def open_history(model: Model) -> History | None:
-    """Open the earlier answers of a model, to draft from. None where no directory can be made. Reads up to 32 MB."""
+    """Open the earlier answers of a model, to draft from.
+
+    Return None if no directory can be made. Reads up to 32 MB.
+    """
     try:
         path = history_home() / key_of(model)
     except OSError as error:
@@ -298,7 +308,7 @@ def open_history(model: Model) -> History | None:
 
 
 def key_of(model: Model) -> str:
-    """Return a legible name for a model's files, another one for other vocabularies, names, shapes and adapters."""
+    """Return a legible name for a model's files. Other vocabularies, names, shapes and adapters give other ones."""
     shape: list[object] = [model.vocabulary.hash, model.name, model.n_params, model.n_layer, model.n_embd]
     if model.adapters.identity:  # Without adapters, keys of older versions stay valid.
         shape.append(model.adapters.identity)

@@ -20,7 +20,7 @@ STALL_MS = 100.0  # A part of a prompt may add so much to a step of requests tha
 # Two prompts that take turns are both complete late, and their clients may have given up by then. So the shortest goes
 # first, and in one of so many passes the oldest, however many short ones come.
 OLDEST_FIRST = 4
-LEAST_PART = 16  # A part has at least so many tokens. The time of a smaller one is that of the pass.
+LEAST_PART = 16  # A part has at least so many tokens. A smaller one takes no time of its own in a pass.
 
 
 class Prefill:
@@ -50,8 +50,9 @@ class Prefill:
         return self._ms_per_token or per_token(self._curve, cells)
 
     def plan(self, states: list[RequestState], idle_cells: int, with_parts: bool = True) -> Pass | None:
-        """Plan a pass for these; None where there is nothing to do. `idle_cells`: as of `Pass`. All make progress, so
-        without parts of prompts (`with_parts`) is only possible where some generate.
+        """Plan a pass for these requests. Return None if there is nothing to do. `idle_cells`: as of `Pass`.
+
+        All of them make progress, so a pass without parts of prompts (`with_parts`) needs a request that generates.
         """
         was_image, self.was_image = self.was_image, False
         # Asked anew: a request that has failed may have taken cells.
@@ -73,7 +74,7 @@ class Prefill:
         return Pass(running, parts, idle_cells, with_parts) if running or parts else None
 
     def _image_part(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> Part | None:
-        """Take rows of one image that is ready, another request's each time."""
+        """Take rows of one image that is ready, each time of another request."""
         ready = [each for each in prompts if each.text.at_image and each.text.images.ready_at(each.text.slot.n_past)]
         if not ready:
             return None
@@ -83,8 +84,10 @@ class Prefill:
         return state, state.text.images.next_rows(state.text.slot.n_past, most)
 
     def _parts(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> list[Part]:
-        """Take parts of prompts, the one first that is complete soonest, and once in `OLDEST_FIRST` passes the oldest.
-        They get what `running` leave of the batch: each of these has a root in it, and tokens that are evaluated again.
+        """Take parts of prompts: first of the one that is complete soonest, in one of OLDEST_FIRST passes of the
+        oldest.
+
+        They get the rest of the batch: each of the `running` has a root in it, and tokens that are evaluated again.
         """
         taken = sum(1 + state.text.slot.n_again for state in running)
         roots = len(prompts) if self._joins else 0
@@ -103,7 +106,7 @@ class Prefill:
         return parts
 
     def _largest_part(self, prompts: Sequence[RequestState], running: Sequence[RequestState]) -> int:
-        """Return a whole batch where no request generates; else what adds `stall_ms`."""
+        """Return a whole batch if no request generates, else the number of tokens that add `stall_ms`."""
         if not running:
             return self._backend.n_batch
         ms = self.per_token(sum(len(state.text.tokens) for state in (*running, *prompts)))
@@ -113,6 +116,6 @@ class Prefill:
         """Learn from a pass with so many tokens of prompts. `others`: requests generated in it as well."""
         if not n_prompts:
             self._plain_pass_ms = ms / n_decodes
-        elif n_prompts >= LEAST_PART:  # The time of a few tokens is that of the pass.
+        elif n_prompts >= LEAST_PART:  # A few tokens take as long as the pass takes without them.
             alone = self._plain_pass_ms if others else 0.0
             self._ms_per_token = max(ms - alone, 0.1 * ms) / n_prompts

@@ -1,11 +1,12 @@
-"""Which requests have a slot: fair queueing, and who goes where the cells run out.
+"""Decide which requests have a slot: fair queueing, and who gives up cells if they run out.
 
 Contract:
 
 - A free slot goes to the client that has the fewest. Of several they take turns, and of one client the request that
   has waited longest is first.
-- Where the cells run out, these go, in this order: idle slots, drafts, parts of prompts, the youngest request (back to
-  the queue). So the oldest always makes progress, and a request that fits the context alone is served in the end.
+- If the cells run out, these give theirs up, in this order: idle slots, drafts, parts of prompts, the youngest request,
+  which goes back to the queue. So the oldest always makes progress, and a request that fits the context alone is
+  served in the end.
 - A request that shares a prompt with one that evaluates it now waits until that is done.
 """
 
@@ -51,7 +52,7 @@ class RequestQueue:
         self.waiting.append(state)
 
     def admit(self) -> tuple[RequestState, Slot] | None:
-        """Give the next request a slot that holds what there is of its prompt; None where none can be admitted."""
+        """Give the next request the slot that holds most of its prompt. Return None if none can be admitted."""
         state = self._next()
         if state is None:
             return None
@@ -101,7 +102,7 @@ class RequestQueue:
         self._out_of_cells = True
 
     def send_back(self, state: RequestState) -> None:
-        """Put it at the head of the queue; its text stays, its cells are freed."""
+        """Put a request at the head of the queue. Its text stays, its cells are freed."""
         self._slots.free(state.text.slot)
         self._release(state)
         self._blocked = None
@@ -113,7 +114,7 @@ class RequestQueue:
             self.waiting.appendleft(state)
 
     def remove(self, state: RequestState) -> None:
-        """Take it out, wherever it is; its slot keeps what it holds until it is needed."""
+        """Take a request out, waiting or admitted. Its slot keeps its tokens until the cells are needed."""
         if state in self.waiting:
             self.waiting.remove(state)
         self._release(state)
@@ -121,7 +122,7 @@ class RequestQueue:
         self._blocked = None
 
     def unblock(self) -> None:
-        """Look again at the request that waits for another one: there is more to share now."""
+        """Look again at the request that waits for another one, because there is more to share now."""
         self._blocked = None
 
     def _release(self, state: RequestState) -> None:

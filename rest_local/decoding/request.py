@@ -149,11 +149,11 @@ class Predictions:
         self._warned = False
 
     def tokenize(self, text: str) -> NDArray[np.int32]:
-        """Return the tokens of a text. Where there are more than `most`, the rest of the text is not read."""
+        """Return the tokens of a text. After `most` of them the text is not read any further."""
         return self._cut(self._vocabulary.tokenize(text, most=self.most))
 
     def take(self, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return ids up to the first that the model does not have."""
+        """Return the ids up to the first that the model does not have, at most `most` of them."""
         ids = self._cut(np.asarray(tokens[: self.most + 1]))
         unknown = np.flatnonzero((ids < 0) | (ids >= self._vocabulary.size))
         return ids[: unknown[0] if len(unknown) else None].astype(np.int32)

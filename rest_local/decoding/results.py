@@ -73,7 +73,7 @@ class Timings:
 
 
 def llama_timings(what: str, n: int, milliseconds: float) -> dict[str, float]:
-    """Return what llama-server tells of n tokens of `what` (`prompt`, `predicted`); rates are 0 for none."""
+    """Return the fields that llama-server has for n tokens of `what` (`prompt`, `predicted`). Rates are 0 for none."""
     return {
         f"{what}_n": n,
         f"{what}_ms": round(milliseconds, 3),
@@ -210,20 +210,20 @@ class StepClock:
     again: int = 0
 
     def begin(self) -> None:
-        """Begin a step; what the one before left to be charged stays."""
+        """Begin a step. What the last one left to be charged stays."""
         self.draft = self.model = self.queries = self.verify = 0.0
         self.lookup = None
 
     @property
     def sequence_ms(self) -> float:
-        """Return what this sequence took in the step, without its part of the pass."""
+        """Return the milliseconds that this sequence took in the step, without its part of the pass."""
         return self.draft + self.verify + self.late
 
     def cost(self, done: PassClock, n_nodes: int, n_accepted: int, first: bool) -> StepCost:
-        """Return what a policy learns from. `first`: the cost curve learns from this one of the sequences in the pass.
+        """Return the costs that a policy learns from. `first`: the cost curve learns from this sequence of the pass.
 
-        A lookup that led to no draft is charged with all of drafting; otherwise growth is a part of what the draft
-        costs. What a part of a prompt takes says nothing about steps without one.
+        A lookup that led to no draft is charged with all of drafting; otherwise growth is a part of the draft's costs.
+        A part of a prompt says nothing about steps without one.
         """
         lookup = self.lookup
         if lookup is not None:
@@ -246,9 +246,9 @@ class StepClock:
 
 
 class StepResult(NamedTuple):
-    """A verified step of one request, whose tokens are committed: what `Speculation.finish` does the rest with.
+    """A verified step of one request, whose tokens are committed. `Speculation.finish` does the rest.
 
-    `rows`: of logits, as far as the rest reads them. `overlaps`: the rest comes while a device computes the next pass.
+    `rows`: the rows of logits that the rest reads. `overlaps`: a device computes the next pass before the rest is done.
     """
 
     verdict: Verdict
@@ -306,14 +306,14 @@ class Statistics:
     model_ms: float = 0.0  # The time of a draft model.
 
     def count_prompt(self, ms: float) -> None:
-        """Count a pass with a part of the prompt; after the first step that is text of the answer, evaluated anew."""
+        """Count a pass with a part of the prompt. After the first step that is text of the answer, evaluated anew."""
         if self.steps:
             self.again_ms += ms
         else:
             self.prompt_ms += ms
 
     def count_share(self, ms: float, is_prompt: bool) -> None:
-        """Count the share of a pass; likewise."""
+        """Count the share of a pass, in the same two ways."""
         if is_prompt and not self.steps:
             self.prompt_share_ms += ms
         else:
@@ -344,12 +344,12 @@ class Statistics:
         self.step_ms += ms + sum(step.driver_ms for step in steps)
 
     def plain_step_ms(self, curve: CostCurve, measured: bool) -> float:
-        """Return the milliseconds of a plain forward pass in the middle of this answer; 0 where that is not known.
+        """Return the milliseconds of a plain forward pass in the middle of this answer, 0 if that is not known.
 
-        It is the mean of the answer's own plain passes (`PlainSteps`), where these are ENOUGH_STEPS. Otherwise it is
-        the time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this
-        length and was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were
-        shared with other requests is compared with nothing.
+        It is the mean of the answer's own plain passes (`PlainSteps`) if there are ENOUGH_STEPS. Otherwise it is the
+        time by the cost curve, but no more than the mean pass of the answer, if the curve is certain of this length and
+        was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were shared with
+        other requests is compared with nothing.
         """
         if not self.plain.alone or not self.steps:
             return 0.0
@@ -361,7 +361,7 @@ class Statistics:
         return min(float(curve.expected(middle)[0]), self.decode_ms / self.steps)
 
     def summary(self) -> DraftStatistics:
-        """Return what the result of the request tells about drafting."""
+        """Return the statistics of drafting for the result of the request."""
         steps = max(self.steps, 1)
         times = np.array(self.lookup_us or [0.0])
         median, p99 = float(np.median(times)), float(np.percentile(times, 99))
@@ -381,8 +381,7 @@ class Statistics:
 
 @dataclass
 class Totals:
-    """The counts of an engine, summed over its requests when each ends, however it ends. Prompt tokens are those that
-    were evaluated, without cached ones.
+    """The counts of an engine, summed over its requests when each ends. Prompt tokens are those that were evaluated.
 
     Seconds are those of forward passes and what belongs to them, shared out by the tokens that each request had in the
     pass: prompts and answers together add up to the time that passed, however many requests were served at once. (What

@@ -33,7 +33,7 @@ CHARGED_PASSES = 16
 
 
 class PassTimes:
-    """Charges the time of passes: to the requests in them, and to the cells that idle slots keep."""
+    """Charges the time of passes to the requests in them, and to the cells of idle slots."""
 
     def __init__(self, slots: Slots, queue: RequestQueue, curve: CostCurve) -> None:
         self.generating = 0  # Passes that generated tokens.
@@ -104,7 +104,7 @@ class Scheduler:
         self.queue.add(state)
 
     def step(self) -> Pass | None:
-        """Admit the requests that can be admitted, and do one forward pass; None where all wait for images."""
+        """Admit the requests that can be admitted, and do one forward pass. Return None if all wait for images."""
         self.times.begin_step()
         queue = self.queue
         while (found := queue.admit()) is not None:
@@ -133,14 +133,14 @@ class Scheduler:
             self._try(state, RequestState.deliver)
 
     def _try(self, state: RequestState, call: Callable[[RequestState], object]) -> None:
-        """Call it for a request, which ends with the error if there is one."""
+        """Call a function for a request. If it raises, the request ends with that error."""
         try:
             call(state)
         except Exception as error:
             self._fail(state, error)
 
     def cancel(self, state: RequestState) -> None:
-        """End it now; its slot is free for the next."""
+        """End a request now. Its slot is free for the next one."""
         self._finish(state, "cancelled")
 
     def cancel_all(self) -> None:
@@ -155,13 +155,13 @@ class Scheduler:
             self._note_prompt(state)
 
     def _note_prompt(self, state: RequestState) -> None:
-        """Tell how much of the prompt is evaluated, which is the end where that is all that was asked for."""
+        """Report how much of the prompt is evaluated, and end the request if no more than that was asked for."""
         state.report_progress()
         if state.request.max_tokens == 0 and not state.text.is_prefilling:
             self._finish(state, "length")
 
     def _restore(self) -> None:
-        """Go on reading the cells of prompts; while others generate, for the time that a part of a prompt may take."""
+        """Go on reading the cells of prompts. While others generate, take no longer than a part of a prompt may."""
         restoring = [state for state in self.queue.admitted if state.text.is_restoring]
         others = len(self.queue.admitted) > len(restoring)
         for state in restoring:
@@ -176,7 +176,7 @@ class Scheduler:
     # One forward pass
 
     def _pass(self, states: list[RequestState]) -> Pass | None:
-        """Do one forward pass for these, or another one with less in it; None where there is nothing to do."""
+        """Do one forward pass for these, or another one with less in it. Return None if there is nothing to do."""
         begun = time.perf_counter()
         planned = self.prefill.plan(states, self.slots.idle_cells) if states else None
         at_work, forward = planned, self.forward
@@ -206,7 +206,7 @@ class Scheduler:
         return planned
 
     def _plan_again(self, states: list[RequestState], tried: Pass, error: DecodeFailed | RequestFailed) -> Pass | None:
-        """Plan another pass, now that nothing was evaluated; None where no request is left to serve in this step."""
+        """Plan another pass, now that nothing was evaluated. Return None if no request is left in this step."""
         if isinstance(error, RequestFailed):
             self._finish(error.state, "error", error.error)
         still, with_parts = [each for each in states if each in self.queue.admitted], tried.with_parts
@@ -225,12 +225,12 @@ class Scheduler:
         return self.prefill.plan(still, self.slots.idle_cells, with_parts)
 
     def _give_up(self, together: Sequence[RequestState], error: DecodeFailed) -> None:
-        """Evaluate each of these by itself, or end the request: together, nothing could be evaluated."""
+        """Evaluate each of these by itself, or end the request, because all together could not be evaluated."""
         first = together[0]
         images = first.text.images
         evaluated_again = error.code == LOST and first.text.is_prefilling and not images.lost
         if error.code == NO_ROOM and not first.text.is_prefilling:
-            self._finish(first, "length")  # The cells are full before the context is: as if it were.
+            self._finish(first, "length")  # The cells are full, as if the context were.
         elif len(together) > 1 or evaluated_again:
             images.lost |= len(together) == 1
             for state in together:  # One of them may be at fault.
@@ -268,13 +268,16 @@ class Scheduler:
             self.deliver()
 
     def _fail(self, state: RequestState, error: Exception) -> None:
-        """End a request with an error. After an unexpected one its cells are given up: what they hold is unknown."""
+        """End a request with an error.
+
+        After an unexpected one its cells are freed, because their content is unknown.
+        """
         if not isinstance(error, RestLocalError) and state.text.has_slot:
             state.text.slot.clear()
         self._finish(state, "error", error_of(error))
 
     def _finish(self, state: RequestState, reason: str, error: RestLocalError | None = None) -> None:
-        """End a request wherever it is; its slot keeps what it holds until it is needed."""
+        """End a request wherever it is. Its slot keeps its tokens until the cells are needed."""
         self.queue.remove(state)
         state.finish(reason, error)
 

@@ -58,7 +58,7 @@ class _News:
             return self._changed.wait_for(until, timeout)
 
     def tell(self, done: bool) -> None:
-        """Wake who waits, in the engine's thread."""
+        """Wake the threads that wait. Called in the engine's thread."""
         with self._changed:
             self._changed.notify_all()
         if self._wake:
@@ -184,7 +184,7 @@ class Service(Closing):
         return future.result(timeout)
 
     def _command(self, command: Callable[[], None]) -> None:
-        """Have the thread run it before its next pass. With the lock."""
+        """Queue a call for the thread, before its next pass. The caller holds the lock."""
         self._commands.append(command)
         self._lock.notify()
 
@@ -272,7 +272,7 @@ class Service(Closing):
             command()
 
     def _run_commands(self) -> bool:
-        """Run the commands so far, and wait for some where there is no work; False: the end."""
+        """Run the commands so far, and wait for some if there is no work. Return False at the end of the service."""
         trimmed = False
         while True:
             with self._lock:
@@ -298,7 +298,7 @@ class Service(Closing):
                 return True
 
     def _use_idle_time(self) -> bool:
-        """Let the engine do idle work for a moment, without the lock; False where it has none."""
+        """Let the engine do idle work for a moment, without the lock. Return False if it has none."""
         self._lock.release()
         try:
             return self.engine.decoder.use_idle_time(IDLE_PART_S)

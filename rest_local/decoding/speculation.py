@@ -1,4 +1,4 @@
-"""The steps of one request: what it drafts, what the model says to that, and what its policy learns.
+"""The steps of one request: draft tokens, verify them, and let the policy learn from the result.
 
 Contract, in the order of a step:
 
@@ -63,17 +63,17 @@ class Speculation:
         self._entropies = ()
 
     def leave(self) -> None:
-        """Let go of what a drafting model knows of the slot, which the text leaves."""
+        """Detach the text from the drafting model, because it leaves the slot."""
         if self.sources is not None:
             self.sources.draft_text = None
 
     # Before the pass
 
     def draft(self, limit: int, leaves: int, n_ctx: int, n_other: int = 0, n_again: int = 0) -> None:
-        """Make the tree of this step: when, what and how much is up to the policy.
+        """Make the tree of this step. The policy decides when, what and how much to draft.
 
         `limit`, `leaves`: most nodes and leaves; `n_ctx`: tokens in all cells; `n_other`: roots of other requests in
-        the same pass; `n_again`: tokens that it evaluates again.
+        the same pass; `n_again`: tokens that this request evaluates again.
         """
         begun = time.perf_counter()
         clock, sources, slot = self.clock, self.sources, self.text.slot
@@ -115,8 +115,9 @@ class Speculation:
             self.clock.draft += 1e3 * (time.perf_counter() - begun)
 
     def add_to(self, batch: BatchBuilder) -> None:
-        """Put root and tree into the batch, the tree as far as it can be taken back; before them the end of the prompt,
-        where that is not evaluated yet.
+        """Put root and tree into the batch, after the end of the prompt if that is not evaluated yet.
+
+        Of the tree, put in as much as can be taken back.
         """
         text, slot = self.text, self.text.slot
         if (most := slot.checkpoints.protect(len(self.tree), slot.n_past, slot.n_again)) < len(self.tree):
@@ -130,8 +131,10 @@ class Speculation:
     # While it is computed
 
     def draft_ahead(self, left: int) -> None:
-        """Prepare the next draft, for the likeliest outcome of this step. Not where the tokens depend on more than the
-        draft: a grammar or relaxed verification. `left`: tokens that the answer may still have.
+        """Prepare the next draft, for the likeliest outcome of this step. `left`: tokens that the answer may still
+        have.
+
+        Does nothing if the tokens depend on more than the draft: on a grammar or on relaxed verification.
         """
         if self.verifier.constraint is None and self.verifier.relaxed is None:
             tokens = self.drafted.likely_outcome(self.tree, LEAST_LIKELY)
@@ -184,15 +187,18 @@ class Speculation:
         self, logits: NDArray[np.float32], visited: Sequence[int], overlaps: bool
     ) -> list[NDArray[np.float32]]:
         """Return the rows that `finish` reads: of every token for log-probabilities, of the newest NEWEST for
-        entropies. They are copies where the next decode comes before.
+        entropies.
+
+        They are copies if the next decode comes before `finish`.
         """
         if self.verifier.n_logprobs is None:
             visited = visited[-NEWEST:] if self.policy.watches_entropy else ()
         return [logits[place].copy() if overlaps else logits[place] for place in visited]
 
     def finish(self, result: StepResult) -> Piece:
-        """Do the part of a step that no pass has to wait for, and return its tokens with all that is told of them. The
-        next step may be drafted by now.
+        """Do the part of a step that no pass has to wait for, and return its tokens with all that is reported of them.
+
+        The next step may be drafted by now.
         """
         begun = time.perf_counter()
         verdict, tree, drafted, rows, overlapped = result
@@ -214,6 +220,6 @@ class Speculation:
 
 
 def _forced(constraint: TokenConstraint, most: int, path: Sequence[int]) -> list[ForcedRows]:
-    """Return what the grammar allows only one way after the draft tokens of `path`: one row, or none."""
+    """Return the text that the grammar forces after the draft tokens of `path`: one row, or none."""
     text = constraint.forced(most, path)
     return [ForcedRows(text)] if text else []

@@ -107,8 +107,9 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """Return how many times as fast as plain decoding the answer came; None where that is not known
-        (`Statistics.plain_step_ms`), of a short answer, and where nothing was drafted.
+        """Return how many times as fast as plain decoding the answer came.
+
+        None if that is not known (`Statistics.plain_step_ms`), for a short answer, and if nothing was drafted.
         """
         plain_ms, timings = self.draft.plain_step_ms, self.timings
         if (
@@ -156,9 +157,9 @@ def loop_of(tokens: Sequence[int]) -> int:
 
 
 class StopFinder:
-    """Finds the first stop string in text that arrives in parts; holds back what may be the beginning of one.
+    """Finds the first stop string in text that arrives in parts, and holds back what may be the beginning of one.
 
-    Where one begins another, the shorter is found. The cost of a part depends on the number of different lengths and
+    If one begins another, the shorter is found. The cost of a part depends on the number of different lengths and
     hardly on the number of stop strings: 4 characters take 6 us with 256 stop strings of 20 lengths, 7 us with 16 384.
     """
 
@@ -204,7 +205,7 @@ class StopFinder:
         return min(found, default=None)
 
     def _begins(self, at: int) -> bool:
-        """Return True if all that is held from there on begins a stop string."""
+        """Return True if the pending text from `at` on is the beginning of a stop string."""
         rest = self._pending[at:]
         place = bisect_left(self._sorted, rest)
         return place < len(self._sorted) and self._sorted[place].startswith(rest)
@@ -241,8 +242,9 @@ class Answer:
         return self._begun is not None
 
     def receive(self, tokens: Sequence[int], begun: float) -> None:
-        """Count the tokens of a step that began at `begun` (`time.perf_counter`): how many the answer has `left`, and
-        whether it is `ended`. Looks at text only where there are stop strings; `take` does the rest.
+        """Count the tokens of a step that began at `begun` (`time.perf_counter`), and set `left` and `ended`.
+
+        Reads their text only if there are stop strings; `take` does the rest.
         """
         if self._begun is None:
             self._begun = begun
@@ -254,7 +256,7 @@ class Answer:
         self._count_time()
 
     def take(self, step: Piece) -> Piece:
-        """Return the piece of the step that was received last: its text, and what of it belongs to the answer."""
+        """Return the piece of the step that was received last, with the tokens that belong to the answer."""
         kept = self._n_taken
         text = self._read(step.tokens) if self._text is None else self._text
         piece = Piece(text, step.tokens[:kept], step.sources[:kept], step.logprobs[:kept], step.origins[:kept])
@@ -285,7 +287,7 @@ class Answer:
         self._counted_until = now
 
     def end(self, reason: str) -> Piece:
-        """Complete the result, and return the text that was still held back; a second call changes nothing."""
+        """Complete the result, and return the text that was still held back. A second call changes nothing."""
         if self._complete:
             return Piece("", (), ())
         self._complete = True
@@ -302,7 +304,7 @@ class Answer:
 
     @property
     def timings(self) -> Timings:
-        """Return tokens and times so far; any thread, once the prompt is evaluated."""
+        """Return tokens and times so far. Any thread, once the prompt is evaluated."""
         s = self.statistics
         return Timings(
             cached_tokens=s.cached_tokens,
@@ -324,11 +326,14 @@ class Outbox:
         self._reported, self._since = -1, 0.0  # The newest report of progress, and its start.
 
     def begin(self) -> None:
-        """Count the time of progress from now."""
+        """Measure the time of progress from now on."""
         self._since = time.perf_counter()
 
     def report(self, processed: int, statistics: Statistics) -> None:
-        """Put in how much of a prompt is evaluated, unless that was said; at first, what the cells held before."""
+        """Put in a report of how much of the prompt is evaluated, if that is new.
+
+        The first has what the cells held before.
+        """
         total, cached, first = statistics.prompt_tokens, statistics.cached_tokens, self._reported < 0
         processed = cached if first and processed < total else processed
         # The last token comes with the root.
@@ -344,7 +349,7 @@ class Outbox:
         self.wake(False)
 
     def read(self) -> list[Piece]:
-        """Return what has come since the last call; any thread."""
+        """Return the pieces since the last call. Any thread."""
         pieces = []
         while self.pieces:
             pieces.append(self.pieces.popleft())

@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def timings(self) -> Timings:
-        """Return tokens and times so far, once the prompt is evaluated; any thread."""
+        """Return tokens and times so far, once the prompt is evaluated. Any thread."""
         return self.state.answer.timings
 
     @property
@@ -61,7 +61,7 @@ class Stream:
         return self._pieces
 
     def poll(self) -> list[Piece]:
-        """Return what has come since the last call, without waiting. If `done` was True before, nothing follows."""
+        """Return the pieces since the last call, without waiting. If `done` was True before, nothing follows."""
         return self.state.outbox.read()
 
     def wait(self, timeout: float | None = None) -> Result:
@@ -109,7 +109,7 @@ class ChatStream(Stream):
         self._chat = chat
 
     def parser(self) -> AnswerParser:
-        """Return what splits the text of the pieces into reasoning, text and calls while they come."""
+        """Return a parser that splits the text of the pieces into reasoning, text and calls while they come."""
         return self._chat.parser()
 
     @property

@@ -59,13 +59,13 @@ class Text:
         return self._slot is slot
 
     def enter(self, slot: Slot) -> None:
-        """Go to a slot; `follow` comes next."""
+        """Put the text into a slot. Call `follow` next."""
         self._slot = slot
 
     def follow(self, slots: Slots | None = None) -> int:
         """Make this the text of its slot, and return how many of its tokens the cells hold.
 
-        Begin to read more of them from disk than any of `slots` holds; `restore` goes on with that.
+        If the disk holds more of it than any of `slots`, begin to read that; `restore` goes on.
         """
         self.slot.follow(self.tokens, self.images.offsets)
         self._restoring = begin_restoring(slots, self.slot) if slots else None
@@ -93,7 +93,7 @@ class Text:
 
     @property
     def is_prefilling(self) -> bool:
-        """Return True if it is in a slot, and its prompt, or its text anew, is being evaluated. Any thread may ask."""
+        """Return True if its prompt, or its text after a pause, is being evaluated in a slot. Any thread may ask."""
         slot = self._slot
         return slot is not None and slot.n_past < len(self.tokens) - 1
 
@@ -118,7 +118,7 @@ class Text:
 
     @property
     def at_image(self) -> bool:
-        """Return True if an image is what comes next."""
+        """Return True if an image comes next."""
         slot = self._slot
         return bool(self.images) and slot is not None and self.tokens[slot.n_past] < 0
 
@@ -136,7 +136,7 @@ class Text:
         return slot.n_past < end and 2 * common_prefix(self.tokens, tokens) >= slot.n_past + end
 
     def restore(self, seconds: float, patient: bool) -> int:
-        """Read more of the cells for about so long, and return how many tokens came. `patient`: wait for the files."""
+        """Read more cells for about so many seconds, and return how many tokens came. `patient`: wait for the files."""
         assert self._restoring is not None
         before = self.slot.n_past
         if self._restoring.advance(seconds, patient):
@@ -145,10 +145,10 @@ class Text:
 
 
 def cuts_of(tokens: Sequence[int], is_control: Callable[[int], bool]) -> list[int]:
-    """Return where prompts that begin as this one does are likely to differ from it, ascending, before its last token.
+    """Return the places, ascending, where prompts that begin like this one are likely to differ from it.
 
-    These are the end of its first message and the beginnings of its last ones, since control tokens begin and end
-    messages, and a few tokens before its end where it has no messages there.
+    They are the end of its first message and the beginnings of its last ones, by the control tokens that begin and end
+    messages. If none of these is near its end, a few tokens before its end are another one.
     """
     last = len(tokens) - 1
     found: list[int] = []

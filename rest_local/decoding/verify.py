@@ -142,7 +142,7 @@ def verify(tree: DraftTree, choose: Callable[[int], int], ends: Callable[[int], 
 def verify_chain(
     chain: DraftTree, logits: NDArray[np.float32], chooser: Chooser, ends: Callable[[int], bool]
 ) -> Verdict:
-    """Do `verify` for a tree of one branch or none, whose rows are in order, in less time."""
+    """Do the same as `verify`, but faster, for a tree of one branch or none whose rows are in order."""
     if not chain.token:
         token = chooser.sample(logits[0])
         chooser.accept(token)
@@ -181,11 +181,11 @@ class Verifier:
 
     @property
     def is_plain(self) -> bool:
-        """Return True if a token depends on its row of logits alone, and nothing is reported of that row."""
+        """Return True if a token depends on its row of logits alone, and nothing of that row is reported."""
         return self.constraint is None and self.relaxed is None and self.n_logprobs is None
 
     def verify(self, tree: DraftTree, layout: Layout | None, rows: NDArray[np.float32]) -> Verdict:
-        """Walk a tree whose rows are the root's and then those of the nodes in the order of `layout`."""
+        """Walk a tree. Its rows are the root's and then those of the nodes in the order of `layout`."""
         if tree.n_leaves <= 1 and self.relaxed is None:
             return verify_chain(tree, rows, self.sampler, self.ends)
         order = layout.order if layout else []
@@ -208,7 +208,7 @@ class Verifier:
         return Verdict(path, tokens, visited, relaxed)
 
     def logprobs(self, verdict: Verdict, rows: Sequence[NDArray[np.float32]]) -> list[TokenLogprobs]:
-        """Return the log-probabilities of the tokens of a step from their rows; nothing where they are not wanted."""
+        """Return the log-probabilities of the tokens of a step from their rows, nothing if they are not wanted."""
         top = self.n_logprobs
         if top is None:
             return []
@@ -216,7 +216,7 @@ class Verifier:
 
 
 def prune(tree: DraftTree, constraint: TokenConstraint) -> DraftTree:
-    """Return the tree without forbidden nodes and all below them; the same object where nothing is dropped.
+    """Return the tree without forbidden nodes and all below them. It is the same object if nothing is dropped.
 
     Measured with a JSON schema (one core of a Zen 4): 26 us in the median and 126 us at most for four branches of 5
     nodes and 152 000 tokens, 0.03 and 0.25 ms for a chain of 63 and 49 000 tokens.

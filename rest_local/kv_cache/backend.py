@@ -1,4 +1,4 @@
-"""The protocol that decoding needs of llama.cpp. Tests put a fake here."""
+"""The part of llama.cpp that decoding uses, as a protocol. Tests have a fake of it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EvaluatesRows(Protocol):
 
 
 def remove_tail(backend: Backend, p0: int) -> bool:
-    """Remove the cells from position `p0` on from every sequence id; False where the model cannot do that.
+    """Remove the cells from position `p0` on from every sequence id. Return False if the model cannot do that.
 
     Recurrent state cannot be rolled back for all sequence ids at once. It has only one.
     """

@@ -30,7 +30,7 @@ class Branches:
 
     @property
     def spare(self) -> int:
-        """An id that holds nothing after `release`."""
+        """Return an id that holds nothing after `release`."""
         return self.first_id + 1
 
     def attach(self, n: int, end: int) -> None:

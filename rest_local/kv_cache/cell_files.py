@@ -81,7 +81,7 @@ class CellFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def make_room(self, size: int) -> None:
-        """Delete the least recently used files until `size` bytes may be added. Raises OSError where that fails."""
+        """Delete the least recently used files until `size` bytes may be added. Raises OSError if that fails."""
         with self._trimming:
             if self._size + self._written + size > self.limit or self._written > self.limit // SCANNED:
                 self._trim(size)
@@ -90,7 +90,7 @@ class CellFolder:
             raise OSError(errno.ENOSPC, f"less than {LEAST_FREE >> 20} MB of the disk would stay free")
 
     def trim_at_start(self) -> None:
-        """Delete what is too old, or too much."""
+        """Delete files that are too old, and the least recently used ones if there are too many bytes."""
         with self._trimming, contextlib.suppress(OSError):
             self._trim(0)
 
@@ -139,7 +139,10 @@ def _folders(home: Path) -> list[str]:
 
 
 class Workers:
-    """Daemon threads that make calls in their order. Python waits at its end for those of a ThreadPoolExecutor."""
+    """Daemon threads that make calls in their order.
+
+    A ThreadPoolExecutor would not do: Python waits for its threads at the end of the process.
+    """
 
     def __init__(self, n: int) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -163,7 +166,7 @@ class Workers:
                     future.set_exception(error)
 
     def close(self, seconds: float) -> None:
-        """Wait for so long at most for the calls that were submitted."""
+        """Wait for the calls that were submitted, for so many seconds at most."""
         over = time.monotonic() + seconds
         for _ in self._threads:
             self._calls.put(None)
@@ -172,7 +175,7 @@ class Workers:
 
 
 class WriteQueue:
-    """Writes cells in a thread of its own, and has them in memory until they are on disk."""
+    """Writes cells in a thread of its own, and keeps them in memory until they are on disk."""
 
     def __init__(self, folder: CellFolder, path: Callable[[str], Path]) -> None:
         self._folder, self._path = folder, path
@@ -189,7 +192,7 @@ class WriteQueue:
         return not self._closed and time.monotonic() >= self._paused_until
 
     def wait_for_room(self, seconds: float) -> bool:
-        """Wait until more cells may be put, and return whether that is so."""
+        """Wait until more cells may be put. Return False if there is no room in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._bytes < MOST_WAITING or not self.is_open, max(seconds, 0.0))
 
@@ -230,13 +233,14 @@ class WriteQueue:
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is written, and return whether it is."""
+        """Wait until all is written. Return False if it is not."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes, seconds)
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for so long at most. What is being written then to a disk that hangs has another name, and
-        a later start deletes it.
+        """Write the cells that wait, for so many seconds at most.
+
+        A file that a disk hangs on has a temporary name, and a later start deletes it.
         """
         over = time.monotonic() + seconds
         if not self.flush(seconds):
@@ -281,7 +285,7 @@ class CellFiles:
         return self.folder.path / (name + SUFFIX)
 
     def has(self, name: str) -> bool:
-        """Return whether the file is there, or waits to be written."""
+        """Return True if the file is there, or waits to be written."""
         return name in self.writes.waiting or self.path(name).exists()
 
     def present(self) -> list[str]:
@@ -294,11 +298,11 @@ class CellFiles:
         return list(dict.fromkeys([*kept, *list(self.writes.waiting)]))
 
     def put(self, name: str, head: Head, records: Sequence[bytes], place: int = 0) -> None:
-        """Write a file soon. `place`: its number in its text; of a text, the last goes first."""
+        """Write a file soon. `place`: its number in its text. The last file of a text is the first to be deleted."""
         self.writes.put(name, Cells(head, records), time.time() - 1e-3 * place)
 
     def touch(self, names: Sequence[str]) -> None:
-        """Note that these are used now, soon and in another thread."""
+        """Note soon, in another thread, that these files are used now."""
         now = time.time()
 
         def work() -> None:
@@ -309,15 +313,16 @@ class CellFiles:
         self._readers.submit(work)
 
     def get(self, name: str) -> Future[Cells | None]:
-        """Read a file; None where there is none, or it cannot be used."""
+        """Read a file. Return None if there is none, or it cannot be used."""
         return self._readers.submit(lambda: self._read(name))
 
     def _read(self, name: str) -> Cells | None:
         return self.writes.waiting.get(name) or self._checked(name)
 
     def marks(self, name: str) -> list[tuple[int, str]]:
-        """Return where a text can be gone on with: lengths, and the names of the texts up to there. Reads the first
-        record of the file in the calling thread, once.
+        """Return the lengths at which a text can be continued, and the names of the texts up to there.
+
+        Reads the first record of the file in the calling thread, once.
         """
         marks = self._marks.get(name)
         if marks is None:
@@ -342,7 +347,7 @@ class CellFiles:
             return None
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for so long at most, and wait no longer for reads. A second call does nothing."""
+        """Write the files that wait, for so many seconds at most, and end all reads. A second call does nothing."""
         over = time.monotonic() + seconds
         self.writes.close(seconds)
         self._readers.close(max(over - time.monotonic(), 0.0))

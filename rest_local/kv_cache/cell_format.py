@@ -52,13 +52,13 @@ class Head:
 
 
 def fingerprint_of(model: Model, settings: ContextSettings, exact: bool) -> str:
-    """Return a digest of all that decides the bits in the cells.
+    """Return a digest of everything that decides the bits in the cells.
 
     Lengths, numbers of texts, threads and snapshots do not.
     """
     computing = replace(settings, n_ctx=8, n_batch=1, n_ubatch=0, n_slots=1, n_cells=0, n_branches=1, n_rs_seq=0)
     computing = replace(computing, threads=0, threads_batch=0)
-    # The context's settings say what was chosen of these.
+    # The settings of the context have the values that were chosen for these.
     loading = replace(model.options, rollback=None, flash_attention="auto", cache_type_k=None, cache_type_v=None)
     parts = [
         [model.cache_key, model.adapters.identity, asdict(loading)],
@@ -69,13 +69,13 @@ def fingerprint_of(model: Model, settings: ContextSettings, exact: bool) -> str:
 
 
 def size_of(head: Head, records: Sequence[bytes]) -> int:
-    """Return the bytes of the file that `write` makes of this."""
+    """Return the bytes of the file that `write` makes of these records."""
     lengths = [len(_encoded(head)), *map(len, records)]
     return len(MAGIC) + sum(lengths) + len(lengths) * (_LENGTH + _DIGEST)
 
 
 def write(path: Path, name: str, head: Head, records: Sequence[bytes]) -> None:
-    """Write the file of this name whole or not at all. Raises OSError; a file that was there before then stays."""
+    """Write the file of this name whole or not at all. Raises OSError, and then an earlier file stays as it was."""
     root = name.encode()
     with replacing(path) as file:
         file.write(MAGIC)

@@ -11,7 +11,7 @@ SAVED_CHECKPOINTS = 6  # So many go to disk with the text.
 
 
 def share_prefix(slot: Slot, other: Slot, n: int) -> None:
-    """Begin anew with the first `n` tokens of another slot: the cells themselves are shared, nothing is evaluated.
+    """Begin anew with the first `n` tokens of another slot. The cells themselves are shared, nothing is evaluated.
 
     Costs a pass over the cells. Memory that cannot remove a tail needs a checkpoint of the other slot at `n`
     (`Slot.reusable`), whose state is copied.
@@ -44,22 +44,25 @@ def begin_anew(slot: Slot, tokens: list[int]) -> None:
 
 
 def part_of(slot: Slot, begin: int, end: int) -> bytes:
-    """Return the state of the committed tokens at [begin, end) for `load_part`; nothing where some of them have left a
-    sliding window. For memory that can remove a tail, and slots with more than one sequence id.
+    """Return the state of the committed tokens at [begin, end) for `load_part`, for memory that can remove a tail.
+
+    Return nothing if some of them have left a sliding window. The slot needs more than one sequence id.
     """
     slot.branches.release()
     backend, spare = slot.backend, slot.branches.spare
     try:
         backend.copy(slot.branches.first_id, spare, begin, end)
-        # Of a sliding window, too, llama.cpp keeps all positions after the first one that it has.
+        # llama.cpp keeps all positions after the first one that it has, in a sliding window too.
         return backend.save(spare) if backend.begin(spare) == begin else b""
     finally:
         backend.remove(spare, 0, -1)
 
 
 def load_part(slot: Slot, state: bytes | memoryview, end: int) -> bool:
-    """Have the next tokens of the text, up to `end`, in the cells, from a state of `part_of` that ends there or later
-    and begins at `n_past` or before. False where there is no room for it, or it is not of such a context.
+    """Load the next tokens of the text, up to `end`, from a state of `part_of` into the cells.
+
+    The state begins at `n_past` or before, and ends at `end` or later. Return False if there is no room for it, or if
+    it is of another kind of context.
     """
     slot.branches.release()
     backend, spare = slot.backend, slot.branches.spare
@@ -74,8 +77,9 @@ def load_part(slot: Slot, state: bytes | memoryview, end: int) -> bool:
 
 
 def states_of(slot: Slot, most: int) -> list[tuple[int, bytes]] | None:
-    """Return what memory that cannot be cut back holds: the whole state with the number of its tokens, then checkpoints
-    before it, the newest first, as far as `most` bytes hold them. None where these do not hold the state.
+    """Return what memory that cannot be cut back holds: the whole state with its number of tokens, then checkpoints.
+
+    The newest checkpoint comes first, and there are as many as `most` bytes hold. None if these do not hold the state.
     """
     slot.settle()
     most -= slot.backend.state_size(slot.branches.first_id)
@@ -90,8 +94,9 @@ def states_of(slot: Slot, most: int) -> list[tuple[int, bytes]] | None:
 
 
 def load_states(slot: Slot, states: Sequence[tuple[int, bytes | memoryview]], n: int) -> bool:
-    """Have such states in the place of what the slot holds, cut back to the first `n` tokens of its text, which are
-    those of one of the states and hold no image. False where that fails; the slot is then empty.
+    """Load one of such states in place of what the slot holds, cut back to the first `n` tokens of its text.
+
+    These are the tokens of one of the states, and no image. Return False if that fails; the slot is then empty.
     """
     slot.clear()
     n_whole, state = states[0]
@@ -131,9 +136,10 @@ def copy_in_order(slot: Slot, source: Slot, n: int) -> bool:
 
 
 def use_lowest_cells(slot: Slot, newest: bytes) -> None:
-    """Have the next tokens of this empty slot in the lowest cells that are free. `newest`: the state of one cell.
+    """Make llama.cpp put the next tokens of this empty slot into the lowest free cells. `newest`: the state of one
+    cell.
 
-    llama.cpp looks for room after the last place, and from the lowest cell on only where the tokens that come at once
+    llama.cpp looks for room after the last place, and from the lowest cell on only if the tokens that come at once
     are few for the free cells below. So a prompt may go above cells that its answer then fills, and attention adds up
     in another order than that of the tokens. A single cell goes to the lowest place, and freeing it again leaves that
     as the place where the next search begins.

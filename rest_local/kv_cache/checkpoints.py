@@ -20,8 +20,10 @@ TURN_WEIGHT = 4.0  # Templates change texts where a prompt was cut, so that a ch
 
 @dataclass
 class CheckpointCosts:
-    """The costs of checkpoints of steps in a context, smoothed over some twenty of them: milliseconds of one, and of
-    going back to it; the share of them that were gone back to, and how many tokens were then evaluated again.
+    """The costs of checkpoints of steps in a context, smoothed over some twenty of them.
+
+    Milliseconds of one, and of going back to it; the share of them that were gone back to, and how many tokens were
+    then evaluated again.
     """
 
     save_ms: float = 0.0
@@ -32,13 +34,13 @@ class CheckpointCosts:
     _restored: int = 0
 
     def note_saved(self, ms: float) -> None:
-        """Learn that a step has begun with one."""
+        """Learn from a step that began with a checkpoint."""
         self._n_saved += 1
         self.save_ms += (ms - self.save_ms) / min(self._n_saved, 20)
         self.rejected -= self.rejected / 20
 
     def note_restored(self, ms: float, again: int) -> None:
-        """Learn that a step has ended with going back to it."""
+        """Learn from a step that ended with going back to it."""
         self._restored += 1
         self.restore_ms += (ms - self.restore_ms) / min(self._restored, 20)
         self.again += (again - self.again) / min(self._restored, 20)
@@ -66,22 +68,22 @@ class Checkpoints:
 
     @property
     def newest(self) -> int:
-        """Return how many tokens the newest one has."""
+        """Return how many tokens the newest checkpoint has."""
         return self.states[-1][0] if self.states else 0
 
     @property
     def size(self) -> int:
-        """Bytes of main memory."""
+        """Return the bytes of main memory."""
         return sum(len(state) for _, state in self.states)
 
     def last_before(self, n: int) -> int:
-        """Return how many of `n` tokens the last one among them has."""
+        """Return how many tokens the last checkpoint has that has no more than `n`."""
         return max((at for at, _ in self.states if at <= n), default=0)
 
     def keep(self, n_past: int, is_turn: bool = False) -> None:
-        """Keep the state so far to come back to, if this memory needs that. About a millisecond.
+        """Keep the present state to come back to, if this memory needs that. About a millisecond.
 
-        Where there are too many, that one goes which is closest to the one before it, in proportion to how far both lie
+        If there are too many, the one goes that is closest to the one before it, in proportion to how far both lie
         back. So a text that differs from some place on is evaluated again from about there, however long it is.
         """
         if not self.is_on or not n_past:
@@ -113,8 +115,9 @@ class Checkpoints:
             self.keep(n_past)
 
     def protect(self, n: int, n_past: int, n_again: int) -> int:
-        """See to it that a draft of `n` tokens can be taken back, by a checkpoint if llama.cpp cannot. Return how many
-        can. The state before the step is kept while its tokens are evaluated again.
+        """Make sure that a draft of `n` tokens can be taken back, by a checkpoint if llama.cpp cannot do it.
+
+        Return how many tokens can. The state before the step is kept while its tokens are evaluated again.
         """
         self.step_ms = 0.0
         if n <= self._backend.rollback:
@@ -129,14 +132,14 @@ class Checkpoints:
         return n if self.before_step else self._backend.rollback
 
     def drop_after(self, n_past: int) -> None:
-        """Drop those of tokens that are not committed any more."""
+        """Drop the checkpoints after the first `n_past` tokens, because the text was cut there."""
         while self.newest > n_past:
             self.states.pop()
         if self.before_step is not None and self.before_step[0] > n_past:
             self.before_step = None
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all checkpoints."""
         self.states = []
         self.turns.clear()
         self.before_step = None

@@ -20,12 +20,15 @@ from rest_local.llama.placeholders import common_prefix
 
 log = logging.getLogger("rest_local.sessions")
 
-LEAST_RESTORED = PART  # A file has to hold so many tokens more than the slots.
+LEAST_RESTORED = PART  # Reading a file pays if it holds so many tokens more than the slots.
 AHEAD = 4  # So many parts are read ahead.
 
 
 def begin_restoring(slots: Slots, slot: Slot) -> Restoring | None:
-    """Begin to read more of a slot's text from disk, all but its last token. None: there is nothing to read."""
+    """Begin to read more of a slot's text from disk, all but its last token.
+
+    Return None if there is nothing to read.
+    """
     sessions = slots.sessions
     if sessions is None or not slot.owner.is_kept:
         return None
@@ -65,8 +68,9 @@ class Restoring:
             self.reads.append(self._files.get(self._names.popleft()))
 
     def advance(self, seconds: float, patient: bool) -> bool:
-        """Have more of the text in the slot, for about so long, and return whether that was all. `patient`: wait for
-        the files.
+        """Load more of the text into the slot, for about so many seconds, and return True if that was all.
+
+        `patient`: wait for the files.
         """
         over = time.perf_counter() + seconds
         while self.reads:
@@ -86,7 +90,7 @@ class Restoring:
         return True
 
     def _load(self, cells: Cells | None) -> bool:
-        """Put a part into the slot; where there is no room, in the place of idle slots. False: that was the last."""
+        """Load a part into the slot, in place of idle slots if there is no room. Return False after the last one."""
         slot, part = self._slot, self._files.part_tokens
         if cells is None:
             return False

@@ -46,11 +46,11 @@ class Sessions:
         self._budget_s = 0.0
 
     def save_lost(self, slot: Slot) -> None:
-        """Save what a slot is about to lose."""
+        """Save the text that a slot is about to lose."""
         self._save(slot, LOSS_S)
 
     def _save(self, slot: Slot, seconds: float, first: int = 0) -> None:
-        """Save what is not on disk of the text of a slot, from part `first` on, for so long at most."""
+        """Save the parts of the text of a slot that are not on disk, from part `first` on, for `seconds` at most."""
         over = time.perf_counter() + seconds
         if not self._is_worth_it(slot):
             return
@@ -100,7 +100,10 @@ class Sessions:
         return slot.n_past >= least and slot.n_past > owner.n_persisted
 
     def wakes_in(self, slots: Sequence[Slot]) -> float | None:
-        """Return the seconds until one of these has to be saved because it is idle; 0: now. None: none."""
+        """Return the seconds until one of these slots has been idle for long enough to be saved.
+
+        0: now. None: never.
+        """
         now = time.monotonic()
         return min((max(slot.idle_since + IDLE_S - now, 0.0) for slot in self._unsaved(slots)), default=None)
 
@@ -108,7 +111,7 @@ class Sessions:
         return [slot for slot in slots if slot.idle_since and self._is_worth_it(slot)]
 
     def use_idle_time(self, slots: Sequence[Slot], seconds: float) -> None:
-        """Save an idle slot for so long."""
+        """Save an idle slot for so many seconds."""
         now = time.monotonic()
         for slot in self._unsaved(slots):
             if now - slot.idle_since >= IDLE_S:
@@ -116,7 +119,7 @@ class Sessions:
                 return
 
     def after_pass(self, slots: Sequence[Slot], seconds: float) -> None:
-        """Save a little of an idle slot after a pass that took so long, as far as SHARE allows."""
+        """Save a little of an idle slot after a pass of so many seconds, as far as SHARE allows."""
         self._budget_s = min(self._budget_s + SHARE * seconds, 0.1)
         if self._budget_s < LOOK_S:
             return
@@ -128,11 +131,11 @@ class Sessions:
             self._budget_s = 0.0
 
     def stop_saving(self) -> None:
-        """Save no more, because it is not known what the cells hold."""
+        """Save no more, because the content of the cells is unknown."""
         self._saving = False
 
     def close(self, slots: Sequence[Slot]) -> None:
-        """Save all that these hold, the newest first; a second call does nothing."""
+        """Save the texts of these slots, the newest first. A second call does nothing."""
         over = time.perf_counter() + STOP_S
         try:
             for slot in sorted(slots, key=lambda slot: -slot.idle_since):

@@ -49,7 +49,7 @@ class Ownership:
     n_persisted: int = 0
 
     def passed_to(self, user: str, is_kept: bool, persist_short: bool = False) -> Ownership:
-        """Return that of the next request. What was not kept for the same user is not on disk for this one."""
+        """Return the ownership for the next request. A text that was not kept for the same user counts as unsaved."""
         is_same = self.is_kept and is_kept and self.user == user
         return Ownership(user, is_kept, persist_short, self.n_persisted if is_same else 0)
 
@@ -96,8 +96,8 @@ class Slot:
         return valid if n >= valid else self.checkpoints.last_before(n)
 
     def follow(self, tokens: list[int], image_offsets: Sequence[tuple[int, int]] = ()) -> int:
-        """Make `tokens` the text of this slot. Keep what the cells share with it, without its last token, and free the
-        rest; return how many tokens are kept.
+        """Make `tokens` the text of this slot. Keep the cells of the common prefix, without its last token, and free
+        the rest. Return how many tokens are kept.
         """
         shared = whole(tokens, common_prefix(self.tokens[: self.n_past], tokens))
         self.image_offsets = image_offsets  # what is kept has the same images in both
@@ -115,12 +115,12 @@ class Slot:
         return n - max((saved for end, saved in self.image_offsets if end <= n), default=0)
 
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
-        """Free the cells of tokens from `n_past` on, drafts included. Where the model cannot do that, go back to the
-        last checkpoint before, or to nothing.
+        """Free the cells of tokens from `n_past` on, drafts included.
 
-        `broken_off`: a decode did not finish; recurrent state is then half written, whatever its position says. It is
-        not reliable either where committed tokens are removed: llama.cpp says that it rolled back, but has kept only
-        the states of the last decode.
+        If the model cannot do that, go back to the last checkpoint before, or to nothing. `broken_off`: a decode did
+        not finish; recurrent state is then half written, whatever its position says. It is not reliable either if
+        committed tokens are removed: llama.cpp says that it rolled back, but has kept only the states of the last
+        decode.
         """
         self.settle()
         n_past = min(whole(self.tokens, n_past), self.n_past)
@@ -137,13 +137,14 @@ class Slot:
         self.checkpoints.keep(self.n_past, is_turn)
 
     def settle(self) -> None:
-        """Leave the tokens that were to be evaluated again to whatever evaluates the text next."""
+        """Leave the tokens that were to be evaluated again to the next evaluation of the text."""
         if self.n_again:
             n_past, self.n_again = self.n_past - self.n_again, 0
             self.uncommit(n_past)
 
     def accept(self, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
-        """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt.
+        """Commit the root and the accepted nodes, free the others. Return False if the cells were lost and must be
+        rebuilt.
 
         The text has the tokens of the accepted nodes after the root, or gets them next.
         """
@@ -165,8 +166,9 @@ class Slot:
             self.backend.clear()
 
     def uncommit(self, n_past: int) -> None:
-        """Forget that the tokens from there on are in the cells. Other cells will hold them, even where another slot
-        keeps these.
+        """Forget that the cells hold the tokens from `n_past` on.
+
+        Other cells will hold them, even if another slot keeps these.
         """
         if self.draft_text:
             self.draft_text.rewind(n_past)
@@ -176,7 +178,7 @@ class Slot:
             self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(run_numbers))]
 
     def _go_back_before_step(self) -> bool:
-        """Go to the state before the step, and leave its accepted tokens to the next one."""
+        """Go back to the state before the step, and leave its accepted tokens to the next one."""
         kept = self.checkpoints
         if kept.before_step is None:
             return False
@@ -194,7 +196,7 @@ class Slot:
         return True
 
     def _go_back(self) -> bool:
-        """Go to the last checkpoint that works."""
+        """Go back to the last checkpoint that works."""
         kept = self.checkpoints
         if kept.before_step is not None and kept.before_step[0] >= kept.newest and self._go_back_before_step():
             self.settle()
@@ -210,8 +212,10 @@ class Slot:
 
 
 def lacks_window(slot: Slot) -> bool:
-    """Return whether cells of the sliding window before the next token are gone. A file of llama.cpp has only those of
-    the window before its last token, and others of this memory may be used again; without them logits are wrong.
+    """Return True if cells of the sliding window before the next token are gone.
+
+    A file of llama.cpp has only those of the window before its last token, and others of this memory may be used again;
+    without them logits are wrong.
     """
     n_swa = slot.backend.n_swa
     if not n_swa or not slot.n_past:
@@ -243,8 +247,10 @@ class BatchBuilder:
         self.output += [0] * n
 
     def add_step(self, slot: Slot, tree: DraftTree, layout: Layout | None, n_before: int = 0) -> None:
-        """Add the root, which is the next token of the text, and its draft, with the logits of each; before them what
-        is evaluated again. `n_before`: tokens of the prompt that the batch ends with so far.
+        """Add the root, which is the next token of the text, and its draft, with the logits of each.
+
+        Before them come the tokens that are evaluated again. `n_before`: tokens of the prompt that the batch has so
+        far.
         """
         branches, begin = slot.branches, slot.position(slot.n_past + n_before)
         first_id = branches.first_id
@@ -266,14 +272,15 @@ class BatchBuilder:
             self.output += [1] * len(layout.order)
 
     def load(self, batch: Batch) -> None:
-        """Make this the content of the batch. Raises ValueError where it does not fit."""
+        """Copy the tokens into `batch`. Raises ValueError if they do not fit."""
         batch.load(self.token, self.pos, self.first_id, self.n_ids, self.output)
 
 
 def rebuild(slot: Slot, cut_back: bool) -> None:
-    """Have the committed tokens of a slot, and no others, in the cells again: evaluated from nothing or, with
-    `cut_back`, from the last position that the memory can be taken back to. Raises DecodeFailed; `n_past` is then less
-    than before.
+    """Evaluate the committed tokens of a slot again, so that the cells hold them and no others.
+
+    With `cut_back`, begin at the last position that the memory can be taken back to. Raises DecodeFailed; `n_past` is
+    then less than before.
     """
     n_tokens = slot.n_past
     if cut_back:

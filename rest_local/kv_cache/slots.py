@@ -42,11 +42,12 @@ class Match:
 
 
 class Slots:
-    """`n_slots` of a backend. `shares`: its cells can be shared between sequences. `copies`: and a state be copied.
-    `in_order`: an answer has the same bits only if its cells are in the order of its tokens. `sessions`: saves what
-    idle slots lose, if sessions are kept. `drafter`: follows the text of each slot, if there is one.
+    """The slots of one backend, and the choice of one for each prompt.
 
-    `holes`: upper bound of the cells that were freed below others that stayed; attention passes over them.
+    `shares`: cells can be shared between sequences. `copies`: a state can be copied to another sequence. `in_order`: an
+    answer has the same bits only if its cells are in the order of its tokens. `sessions`: saves what idle slots lose,
+    if sessions are kept. `drafter`: follows the text of each slot, if there is one. `holes`: upper bound of the cells
+    that were freed below others that stayed; attention passes over them.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Slots:
 
     @property
     def idle_cells(self) -> int:
-        """Tokens that idle slots keep; cells they share count for each."""
+        """Return the tokens that idle slots keep. Cells that they share count for each."""
         return sum(slot.n_past for slot in self._idle)
 
     @property
@@ -84,7 +85,7 @@ class Slots:
         return bool(self._idle)
 
     def match(self, prompt: Sequence[int], keep: bool, user: str = "") -> Match:
-        """Choose where a prompt of a user would go. There has to be an idle slot."""
+        """Choose the slot for the prompt of a user. One slot at least has to be idle."""
         spare = next((slot for slot in self._idle if not slot.n_past), self._idle[0])
         if not keep:
             return Match(spare, 0, None)
@@ -121,8 +122,9 @@ class Slots:
         return slot
 
     def _put_in_order(self, slot: Slot, match: Match) -> bool:
-        """Have what is kept of a prompt in the lowest cells that are free, in order. Another slot was in use since, and
-        may have freed cells below those of this one. False where that cannot be done.
+        """Move the reusable cells of a prompt to the lowest free cells, in order. Return False if that cannot be done.
+
+        Another slot was in use since, and may have freed cells below those of this one.
         """
         if match.n_cached:
             return copy_in_order(slot, match.source or slot, match.n_cached)
@@ -132,7 +134,7 @@ class Slots:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Let a slot be idle from now on; its tokens are kept while there is room."""
+        """Make a slot idle from now on. Its tokens are kept while there is room."""
         if slot not in self._idle:
             slot.settle()
             self._idle.append(slot)
@@ -140,9 +142,11 @@ class Slots:
             slot.idle_since = time.monotonic()
 
     def charge(self, per_cell: float, per_token: float) -> None:
-        """Charge a decode over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating a
-        token again would cost. Frees the slots that have cost as much. Where cells have to be in order, that waits for
-        the next request that runs alone: llama.cpp fills what is freed with the next tokens of a running answer.
+        """Charge a decode over the cells of the idle slots, and free the slots whose cells have cost too much.
+
+        Milliseconds: what each cell cost it, and what evaluating a token again would cost. A slot is freed when its
+        cells have cost more than that. If cells have to be in order, that waits for the next request that runs alone:
+        llama.cpp fills what is freed with the next tokens of a running answer.
         """
         self._per_token = per_token
         if self._in_order:
@@ -166,7 +170,7 @@ class Slots:
         return self.holes > 0 and (n_cached < LEAST_SHARED or self._fragmentation_ms > n_cached * self._per_token)
 
     def evict(self) -> bool:
-        """Free the cells of the least recently used idle slot; False where no idle slot has any."""
+        """Free the cells of the least recently used idle slot. Return False if no idle slot has any."""
         for slot in self._idle:
             if slot.n_past:
                 self.free(slot)
