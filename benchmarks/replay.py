@@ -167,13 +167,15 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
         tokens = _follow(drafted.tree, answer.answer, at, tally)
         costs = curve.at(n_ctx)
         cost = float(costs[len(drafted.tree)])
-        done = StepCost(n_ctx, len(drafted.tree), tally.accepted - accepted, cost, 0.0, lookup_ms, query_ms=query_ms)
+        below_ms = drafted.looked_below * LOOKUP_MS
+        n_accepted = tally.accepted - accepted
+        done = StepCost(n_ctx, len(drafted.tree), n_accepted, cost, below_ms, lookup_ms, query_ms=query_ms)
         policy.learn(drafted, tokens, done)
         policy.catch_up()
         tally.plain_ms += float(costs[0]) * len(tokens)
         tally.drafted_ms += cost + query_ms
         tally.queried_ms += query_ms
-        tally.looked_ms += lookup_ms or 0.0
+        tally.looked_ms += (lookup_ms or 0.0) + below_ms
         if at <= FIRST_TOKENS:
             tally.first_plain_ms += float(costs[0]) * len(tokens)
             tally.first_drafted_ms += cost + query_ms

@@ -61,6 +61,7 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
     if not of_source:
         return Origin(SOURCES[source], probability, 0)
     rows, first = max(of_source, key=lambda found: found[0].match[found[1]])  # The better one of several datastores.
+    depth -= rows.begin
     match, name, line = rows.match[first] + depth, None, None
     if isinstance(rows.store, Datastore):
         try:

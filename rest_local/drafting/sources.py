@@ -82,15 +82,16 @@ _FIRST_CELLS = [  # By source and match length.
 
 
 class SourceRows:
-    """The rows of one source, longest match first. `match` has the match length of each row.
+    """The rows of one source, longest match first. `match` has the match length of each row, `begin` the number of
+    drafted tokens before all of them.
 
     Tokens are decoded depth by depth, when the tree reaches that depth. All data is in plain lists, because Python
     iterates a few dozen rows faster than numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None) -> None:
+    def __init__(self, source: int, rows: Rows, store: object = None, begin: int = 0) -> None:
         """Take the `rows` of a source. `store` is their origin, for display."""
-        self.source, self.store = source, store
+        self.source, self.store, self.begin = source, store, begin
         self.match = rows.matches()
         self.depth = rows.depth
         self._rising = self.match[::-1]
@@ -125,6 +126,7 @@ class SourceRows:
 
         O(len(members)); 10 us for 64 rows, 1 us for one. Most nodes below the first have one row.
         """
+        depth -= self.begin
         if depth >= self.depth:
             return []
         match, cells = self.match, self._cells
@@ -164,11 +166,11 @@ class EditRows(SourceRows):
     (nothing, the same, another token), and whether a line ends at a token, because blocks end there.
     """
 
-    def __init__(self, rows: Rows, breaks: Sequence[bytes], way: int, context: Rows | None) -> None:
+    def __init__(self, rows: Rows, breaks: Sequence[bytes], way: int, context: Rows | None, begin: int = 0) -> None:
         """Take `rows`, with 1 in `breaks` where a line ends, else 0. `way` is below N_SHARES. `context` has the rows
         of the source `context`.
         """
-        super().__init__(SOURCE_NUMBER["edit"], rows)
+        super().__init__(SOURCE_NUMBER["edit"], rows, begin=begin)
         likely = context.column(0) if context is not None and len(context) else []
         self._kinds = [
             (0 if not likely else 1 if token in likely else 2) * 2 * N_SHARES + way for token in self.column(0)
@@ -177,6 +179,7 @@ class EditRows(SourceRows):
 
     def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
         """Return the distinct tokens at `depth`, the likeliest first. It takes 1 us for each row."""
+        depth -= self.begin
         if depth >= self.depth:
             return []
         groups: dict[int, list[int]] = {}
@@ -263,7 +266,7 @@ class Lookup(Protocol):
     def predict(self, tokens: Sequence[int] | Int32Array) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def rows(self, limit: int = ROWS, depth: int = DEPTH, only: Container[str] = SOURCES) -> list[SourceRows]: ...
-    def rows_after(self, tokens: Sequence[int], depth: int = DEPTH) -> list[SourceRows]: ...
+    def rows_after(self, tokens: Sequence[int], depth: int = DEPTH, begin: int = 0) -> list[SourceRows]: ...
     def repeats(self, n: int) -> bool: ...
 
 
@@ -387,10 +390,10 @@ class Sources:
         context = self._from(max(0, len(self._bytes) // 4 - MAX_MATCH))
         return self._search_all(context, limit, depth, only, self._prediction, self._edits)
 
-    def rows_after(self, tokens: Sequence[int], depth: int = DEPTH) -> list[SourceRows]:
+    def rows_after(self, tokens: Sequence[int], depth: int = DEPTH, begin: int = 0) -> list[SourceRows]:
         """Return the rows that `rows` will return if `extend` adds these tokens next.
 
-        They hold until it adds others. There are none where that cannot be told cheaply.
+        They hold until it adds others. There are none where that cannot be told cheaply. `begin` is for `SourceRows`.
         """
         self._drop_assumed()
         self._index()
@@ -406,7 +409,7 @@ class Sources:
         self._assumed = _Assumed(tokens, prediction, edits)
         self._whole = True
         context = [*self._from(max(0, len(self._bytes) // 4 - MAX_MATCH)), *tokens][-MAX_MATCH:]
-        return self._search_all(context, ROWS, depth, SOURCES, prediction, edits)
+        return self._search_all(context, ROWS, depth, SOURCES, prediction, edits, begin)
 
     def _from(self, begin: int) -> list[int]:
         """Return the tokens of the sequence from index `begin` on."""
@@ -439,13 +442,14 @@ class Sources:
         only: Container[str],
         prediction: Prediction | None,
         edits: EditSource | None,
+        begin: int = 0,
     ) -> list[SourceRows]:
         """Search every source for `context`, the end of its text."""
         found: list[SourceRows] = []
 
         def add(source: str, rows: Rows, store: object = None) -> None:
             if len(rows):
-                found.append(SourceRows(SOURCE_NUMBER[source], rows, store))
+                found.append(SourceRows(SOURCE_NUMBER[source], rows, store, begin))
 
         if "datastore" in only:
             for store in list(self._datastores):
@@ -462,7 +466,7 @@ class Sources:
             try:
                 rows, breaks = edits.rows(context, depth)
                 if len(rows):
-                    found.append(EditRows(rows, breaks, edits.evidence_kind, own))
+                    found.append(EditRows(rows, breaks, edits.evidence_kind, own, begin))
             except Exception:  # It costs drafts, never an answer.
                 log.warning("what an answer edits cannot be recognised; going on without", exc_info=True)
                 self._edits = None

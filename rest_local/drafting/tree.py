@@ -11,7 +11,7 @@ model then chooses, also if no draft was submitted (DESIGN.md section 6).
 
 A model that drafts is asked in passes, not node by node: each expanded node is open until its answer is there. So a
 pass serves all branches of a level (EAGLE-2) and all requests, and text that another source knows is not asked for.
-The first answer of a block drafter answers all questions.
+The first answer of a block drafter answers all questions. Where its block ends, text is searched for what follows.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ Estimate = Callable[[int], float]  # The probability that a candidate of an evid
 Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
 Force = Callable[[Sequence[int]], Sequence[SourceRows]]  # What a grammar allows only one way after a path; 0.1 ms.
 Following = Callable[[tuple[int, ...]], Sequence[Likely]]  # What a drafted block has after a path.
+Below = Callable[[Sequence[int]], Sequence[SourceRows]]  # The rows of text that goes on after a path.
 Promise = Callable[[int], float]  # How often the drafting model's first candidate is right, by depth.
 
 NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
@@ -217,6 +218,7 @@ class Draft:
     model_budget: DraftModelBudget | None = None
     skipped: bool = False  # The policy decided against a lookup.
     saving: float = 0.0  # Milliseconds that the tree of a lookup is expected to save.
+    looked_below: int = 0  # Lookups for text that goes on after a block.
 
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
         """Return (evidence cell, was it right) of every proposal along the tokens of the model, submitted or not."""
@@ -333,16 +335,19 @@ class Growth:
         force: Force | None = None,
         promise: Promise | None = None,
         newest: PrecedingBigram = NO_BIGRAM,
+        below: Below | None = None,
+        least: float = 0.0,
     ) -> None:
         """Begin with the rows of `sources`, for at most `most` nodes and `leaves` leaves.
 
         `calibrate` corrects the probabilities of the candidates. `force` is what a grammar adds below nodes of other
         sources. `promise` is given if a drafting model can be asked. `newest` are the two tokens before the first.
+        `below` finds text after a block, which is searched if the block is at least as likely as `least`.
         """
         self.draft = Draft(DraftTree(leaves))
         self.most = most
         self._estimate, self._calibrate, self._force, self._promise = estimate, calibrate, force, promise
-        self._newest = newest
+        self._newest, self._below, self._least = newest, below, least
         # (-joint probability, arrival, parent, token, source, rows, proposal)
         self._heap: list[tuple[float, int, int, int, int, Members, Proposal]] = []
         self._arrivals = 0
@@ -464,8 +469,18 @@ class Growth:
             members = [*members, *((rows, range(1)) for rows in self._force(self.draft.tree.path(node)))]
         if self._promise is not None:
             members = [each for each in members if each[0] is not self._model]
-            if not self._is_answered(node) and len(self.draft.tree) < self.most:
-                self._open[node] = joint, members
+            if not self._is_answered(node):
+                if len(self.draft.tree) < self.most:
+                    self._open[node] = joint, members
+            elif (
+                self._below is not None
+                and self._following is not None
+                and not members
+                and not self._model.answers[self._number[node]]
+                and joint >= self._least
+            ):
+                self.draft.looked_below += 1
+                members = [(rows, range(len(rows))) for rows in self._below(self.draft.tree.path(node))]
         self._propose(node, joint, depth, members)
 
     def _propose(self, node: int, joint: float, depth: int, members: Members) -> None:

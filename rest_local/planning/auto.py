@@ -225,6 +225,8 @@ class Auto(Policy):
                 at.forced,
                 shared.model_stats.promise if text else None,
                 at.newest,
+                lambda path: sources.rows_after(path, depth, len(path)),
+                shared.driver.lookup * plan.price_of_time,  # What is found is taken to give one token.
             )
         self._unknown = growth.promised > growth.best
         if not self._unknown:  # Found text goes on here: what such a step yields says nothing about one without it.

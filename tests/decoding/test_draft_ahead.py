@@ -42,7 +42,8 @@ class Spelling:
 
 
 def seen(rows: list[SourceRows]) -> list[Any]:
-    return [(each.source, list(each.match), each.continuations) for each in rows]
+    first = [each.candidates(range(len(each)), each.begin) for each in rows]
+    return [(each.source, list(each.match), each.continuations, found) for each, found in zip(rows, first, strict=True)]
 
 
 PROMPT = b'Read: "1: def one():\\n2:     return 1\\n3:\\n4: def two():\\n5:     return 2\\n"\nWrite it as a string.\n'
@@ -67,7 +68,7 @@ def test_rows_after_tokens_are_those_that_come_when_they_are_added(
         assumed = list(ANSWER[at : at + n_assumed])
         if wrong:
             assumed[-1:] = b"#"
-        found = seen(ahead.rows_after(assumed)) if assumed else None
+        found = seen(ahead.rows_after(assumed, begin=n)) if assumed else None
         tokens = list(ANSWER[at : at + n])
         at += len(tokens)
         if not tokens:

@@ -212,6 +212,27 @@ def test_the_first_answer_of_a_block_answers_all_questions_and_found_text_goes_o
     assert [1, 2, 3, 4, 5] in [tree.path(node) for node in range(len(tree))]
 
 
+@pytest.mark.parametrize("least", [0.8, 0.9])
+def test_where_a_block_ends_text_is_searched_if_that_is_likely(least: float) -> None:
+    block = {(): [(1, 0.95), (4, 0.03)], (1,): [(2, 0.95)]}
+    ends: list[list[int]] = []
+
+    def below(path: list[int]) -> list[SourceRows]:
+        ends.append(path)
+        return [SourceRows(CONTEXT, Rows(np.array([[7, 8]]), np.array([2]), np.array([0])), begin=len(path))]
+
+    grown = Growth([], estimate, 20, 8, promise=lambda depth: 0.9, below=below, least=least)
+    grown.answered(0, block[()], lambda path: block.get(path, ()))
+    while grown.best:
+        grown.grow()
+    tree = grown.draft.tree
+    assert grown.draft.looked_below == len(ends)
+    assert ends == [[1, 2]] * (least < 0.9)
+    assert [tree.path(node) for node in range(len(tree)) if tree.depth[node] > 2] == [[1, 2, 7], [1, 2, 7, 8]] * len(
+        ends
+    )
+
+
 def test_decline_ends_the_questions_but_not_those_of_later_nodes() -> None:
     grown = growth(rows([1, 2, 3]))
     assert grown.promised == 0.6
