@@ -48,7 +48,7 @@ test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one proce
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(REPORT),--junit-xml=$(REPORT))
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
-	$(BIN)/pytest -s tests/soak/soak_*.py
+	$(BIN)/pytest -s tests/soak/soak_*.py tests/server/test_llama_server.py
 	REST_LOCAL_EXAMPLES=1000 $(BIN)/pytest -m hypothesis
 	$(BIN)/python -m benchmarks many --part soak
 

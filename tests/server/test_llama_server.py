@@ -1,7 +1,8 @@
 """llama-server's own tests against `serve`: what does not pass is listed with its reason.
 
 They are in the source distribution of llama-cpp-python, in vendor/llama.cpp/tools/server/tests; `FOLDER` names that
-folder. They take some minutes on an idle machine.
+folder, whose tests read templates in vendor/llama.cpp/models. They take ten minutes on an idle machine; `make soak`
+runs them.
 """
 
 import json
