@@ -10,5 +10,5 @@ This package translates requests and answers. It knows no HTTP; `rest_local.serv
 - Each protocol is a `Call` and an `Answer`: `openai`, `native`, `messages` with `messages_answer`, `responses` with
   `response_tools` and `responses_answer`, `ollama`. All of them translate a conversation into
   OpenAI's chat.
-- `models` describes the models, `vectors` computes embeddings and rankings, `errors` shapes error responses.
+- `models` describes the models, `vectors` computes embeddings, `errors` shapes error responses.
 """

@@ -46,7 +46,7 @@ class RequestContext:
 
     engine: Engine
     model: str  # the name to answer with
-    shows_steps: bool  # True if the answer may tell what was drafted and cached (`Settings.shows_steps`)
+    shows_steps: bool  # True if the answer may tell what was drafted and cached (`ServerSettings.shows_steps`)
     fingerprint: str  # OpenAI's `system_fingerprint`
     owner: str = ""  # the caller, see `server.settings.owner_of`
 

@@ -70,7 +70,7 @@ class Column:
 
 
 class Screen:
-    """The display of `bench.demo.compare`: two columns at a terminal, and one text after the other in a pipe."""
+    """The display of `cli.comparing.compare`: two columns at a terminal, and one text after the other in a pipe."""
 
     def __init__(self, engine: Engine, console: Console) -> None:
         self._engine, self._console = engine, console

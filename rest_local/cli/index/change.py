@@ -83,11 +83,11 @@ def forget(name: str, files: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete files from a datastore. Afterwards no file of the datastore holds their text.
 
     FILE is a path, or the name of a document. GLOB is as in .gitignore, compared with the path below each recorded
-    path. It is recorded that they are left out, so later updates leave them out too. All
-    indexes of the datastore forget them, and the leftovers of killed commands there are deleted. A terminal asks first.
+    path. Later updates leave these files out too. All indexes of the datastore forget them, and the leftovers of killed
+    commands there are deleted. A terminal asks first.
 
     Some text is not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file
-    (`rest-local history forget`), exports, and the answers of batches.
+    (`rest-local history forget`), copies of the datastore, and the answers of batches.
     """
     from rest_local.retrieval import home, staging
     from rest_local.retrieval.datastore import Datastore
@@ -101,7 +101,7 @@ def forget(name: str, files: tuple[str, ...], yes: bool, as_json: bool) -> None:
     if not home.indexes(path) and home.holds_files(path):
         staging.remove(path)
         return _say(name, [], as_json, removed=True)
-    staging.clear(path, everything=True)  # Even without such a datastore, an import of it may have been killed.
+    staging.clear(path, everything=True)  # Its first build may have been killed.
     held = {directory: names_of(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
     recipes = {directory: home.read_manifest(directory) for directory in held}

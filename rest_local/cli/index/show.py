@@ -69,7 +69,7 @@ def _described(found: Mapping[str, Any]) -> str:
 def list_(as_json: bool) -> None:
     """List the datastores that have a name, with a line for each vocabulary.
 
-    Leftovers of killed processes are deleted, except builds that the same command would continue.
+    Leftovers of killed processes are deleted. A build that did not end is listed.
     """
     from rest_local.paths import datastores_home
     from rest_local.retrieval.files import Files
