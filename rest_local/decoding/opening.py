@@ -25,7 +25,7 @@ from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.describe import header_of, snapshots_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.catalog.stores import model_file, projector_of
-from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, TRAINED, EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.decoding.decode_context import WITHOUT_DRAFTER, DecodeContext
 from rest_local.drafting.models.head_kinds import check_is_model
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
@@ -196,9 +196,8 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         size = config.context_length(trained_context(path, tried))
         return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.fidelity)
 
-    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # `load_fallback.attempt` takes None for it.
     try:
-        chosen = load_fallback.choose(path, config.n_gpu_layers, options, contexts, n_ctx)
+        chosen = load_fallback.choose(path, config.n_gpu_layers, options, contexts)
     except ModelInvalid:
         check_is_model(path)
         raise

@@ -86,18 +86,12 @@ class Failure:
         return f"llama.cpp {self.cause} while {self.during}"
 
 
-def choose(
-    path: str | os.PathLike[str],
-    n_gpu_layers: int | None,
-    options: ModelOptions,
-    wanted: Wanted,
-    n_ctx: int | None = None,
-) -> LoadChoice:
+def choose(path: str | os.PathLike[str], n_gpu_layers: int | None, options: ModelOptions, wanted: Wanted) -> LoadChoice:
     """Find settings that work. The first time they are tried in child processes, which takes the load time and about 16
     plain steps for each of the settings.
 
-    `wanted` gives the settings of all contexts that may be made with given options. `n_ctx` is as for `attempt`. Raises
-    ModelNotFound, OptionError, and ModelInvalid for a model that `Model.open` refuses or that no trial survives.
+    `wanted` gives the settings of all contexts that may be made with given options. Raises ModelNotFound, OptionError,
+    and ModelInvalid for a model that `Model.open` refuses or that no trial survives.
     """
     file = Path(path).expanduser()
     files = check_headers(file)
@@ -105,19 +99,19 @@ def choose(
     layers = requested if library.supports_gpu() and options.devices != ("none",) else 0
     LoadParameters.of(options, layers, vocab_only=False)  # OptionError for a device that does not exist
     ensure_loadable(files, False, options)
-    record = _record(files, layers, options, wanted(options), n_ctx)
+    record = _record(files, layers, options, wanted(options))
     free = [device.free_bytes for device in library.devices() if device.name in library.gpus()] if layers else []
     if known := _remembered(record, free):
         return known
     asked = LoadChoice(options, layers)
     progress.info("%s is new here and is tried in a child process first", file.name)
-    failure = _tried(files, asked, wanted, n_ctx)
+    failure = _tried(files, asked, wanted)
     if failure is None:
         _remember(record, asked, free)
         return asked
     for given_up, safe in safer(failure, file, asked):
         log.info("model %s: %s; trying it %s", file, failure, given_up)
-        if _tried(files, safe, wanted, n_ctx) is None:
+        if _tried(files, safe, wanted) is None:
             warning = f"model {file}: {failure}; going on {given_up}, which is slower; {_way_out(failure, safe)}"
             choice = replace(safe, warning=warning)
             if failure.kind != "refused":
@@ -161,24 +155,22 @@ def timeout_seconds(files: Files) -> float:
     return TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
 
 
-def _tried(files: Files, choice: LoadChoice, wanted: Wanted, n_ctx: int | None) -> Failure | None:
+def _tried(files: Files, choice: LoadChoice, wanted: Wanted) -> Failure | None:
     path, options = files[0][0], choice.options
     try:
-        return attempt(path, choice.n_gpu_layers, options, wanted(options), n_ctx, timeout_seconds(files))
+        return attempt(path, choice.n_gpu_layers, options, wanted(options), timeout_seconds(files))
     except OSError as error:
         log.warning("model %s: not tried in a child process: %s", path, error)
         return None
 
 
-def _record(
-    files: Files, layers: int, options: ModelOptions, settings: Sequence[ContextSettings], n_ctx: int | None
-) -> bytes:
+def _record(files: Files, layers: int, options: ModelOptions, settings: Sequence[ContextSettings]) -> bytes:
     """Return all inputs of a choice, except the free memory of a GPU. The context length only matters on a GPU."""
     on_cpu = {"n_ctx": 0, "n_cells": 0, "n_slots": 0, "threads": 0, "threads_batch": 0} if not layers else {}
     parts = [
         FORMAT,
         identity_of(files),
-        layers, asdict(options), [{**each.to_dict(), **on_cpu} for each in settings], n_ctx if layers else None,
+        layers, asdict(options), [{**each.to_dict(), **on_cpu} for each in settings],
         library.fingerprint(), platform.machine(), platform.processor(), platform.node(),
         [(gpu.name, gpu.description, gpu.memory_bytes) for gpu in library.devices()] if layers else [],
     ]  # fmt: skip
@@ -215,18 +207,15 @@ def attempt(
     n_gpu_layers: int,
     options: ModelOptions,
     settings: Sequence[ContextSettings],
-    n_ctx: int | None,
     timeout: float,
 ) -> Failure | None:
     """Run the child. Return None if all settings that llama.cpp accepts work. Raises OSError if it cannot be started.
 
-    `n_ctx` is the context in tokens, also beyond what the model was trained for; None takes the number in `settings`,
-    but at most what it was trained for. Only recurrent models use the `n_rs_seq` of `settings`.
+    Only recurrent models use the `n_rs_seq` of `settings`.
     """
     task = {
         "path": os.path.abspath(path),
         "n_gpu_layers": n_gpu_layers,
-        "n_ctx": n_ctx,
         "options": asdict(options),
         "settings": [each.to_dict() for each in settings],
     }
@@ -240,16 +229,14 @@ def main(text: str) -> None:
     settings = [ContextSettings.from_dict(each) for each in task["settings"]]
     try:
         options = ModelOptions.from_dict(task["options"])
-        compute(Path(task["path"]), task["n_gpu_layers"], options, settings, task["n_ctx"])
+        compute(Path(task["path"]), task["n_gpu_layers"], options, settings)
         report(done=True)
     except RestLocalError as error:
         report(refused=str(error))
     os._exit(0)  # A broken driver may crash in the cleanup.
 
 
-def compute(
-    path: Path, n_gpu_layers: int, options: ModelOptions, settings: Sequence[ContextSettings], n_ctx: int | None
-) -> None:
+def compute(path: Path, n_gpu_layers: int, options: ModelOptions, settings: Sequence[ContextSettings]) -> None:
     """Run all stages and report each on stdout. Raises ModelError, OptionError; may crash, abort or hang."""
     report(at="loading it")
     parameters = LoadParameters.of(replace(options, mlock=False), n_gpu_layers, vocab_only=False)
@@ -260,7 +247,7 @@ def compute(
         flash = f"flash attention {'on' if each.flash_attention else 'off'}, cache {each.cache_type_k}"
         report(at=f"making a context ({flash})")
         try:
-            context = Context(model, _for_model(model, each, n_ctx, on_cpu=not n_gpu_layers))
+            context = Context(model, _for_model(model, each, on_cpu=not n_gpu_layers))
         except ModelError as error:  # Measuring leaves such settings out, too.
             refused = error
             continue
@@ -291,14 +278,10 @@ def _decode(context: Context, model: Model, flash: str, full: bool) -> None:
         n_past += n
 
 
-def _for_model(model: Model, settings: ContextSettings, n_ctx: int | None, on_cpu: bool) -> ContextSettings:
+def _for_model(model: Model, settings: ContextSettings, on_cpu: bool) -> ContextSettings:
     """Return the settings of the context to make (`attempt`), a short one on the CPU: no length crashes there."""
-    trained = model.n_ctx_train or settings.n_ctx
-    size = max(8, n_ctx or min(settings.n_ctx, trained))
-    n_cells = size * settings.n_slots if settings.n_cells == settings.n_ctx * settings.n_slots else settings.n_cells
-    settings = replace(settings, n_ctx=size, n_cells=max(size, n_cells))
     if on_cpu:
-        size = min(size, CPU_CONTEXT)
+        size = min(settings.n_ctx, CPU_CONTEXT)
         settings = replace(settings, n_ctx=size, n_cells=size, n_slots=1)
     if model.is_recurrent or model.is_hybrid:
         return replace(settings, n_branches=1)

@@ -91,7 +91,7 @@ def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Bre
 @pytest.mark.usefixtures("real_children")
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     task = {
-        "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": load_fallback.asdict(ModelOptions()),
+        "path": str(model), "n_gpu_layers": 0, "options": load_fallback.asdict(ModelOptions()),
         "settings": [each.to_dict() for each in contexts_to_try(ModelOptions(), 256, 1, 1, None, "exact")],
     }  # fmt: skip
     ended = sandbox.run(load_fallback.__name__, json.dumps(task), 60)

@@ -30,6 +30,7 @@ from rest_local.drafting.models.drafter import (
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings
+from rest_local.llama.gguf import trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.placeholders import common_prefix
@@ -85,9 +86,9 @@ class DraftModel(Drafter):
                 flash_attention=gpu and tried.flash_attention != "off", threads=threads, offload_kqv=tried.kv_offload,
             )  # fmt: skip
 
-        chosen = load_fallback.choose(
-            path, n_gpu_layers, options or ModelOptions(), lambda tried: [context_settings(tried, n_ctx)]
-        )
+        options = options or ModelOptions()
+        size = min(n_ctx, trained_context(Path(path).expanduser(), options) or n_ctx)
+        chosen = load_fallback.choose(path, n_gpu_layers, options, lambda tried: [context_settings(tried, size)])
         if chosen.warning:
             log.warning("%s", chosen.warning)
         model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
@@ -99,7 +100,6 @@ class DraftModel(Drafter):
                 )
             if model.is_recurrent or model.is_hybrid or model.has_encoder:
                 raise OptionError(f"model {path}: cannot roll back tokens; draft with one that has attention only")
-            size = min(n_ctx, model.n_ctx_train or n_ctx)
             context = Context(model, context_settings(model.options, size))
             try:
                 drafter = cls(model, context, vocabulary.size)
