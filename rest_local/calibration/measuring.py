@@ -72,7 +72,6 @@ class LoadMeter:
         self._last = _usage()
 
     def start(self) -> None:
-        """Start an interval."""
         self._last = _usage()
 
     def busy(self, ms: float, steps: int = 1) -> bool:

@@ -385,7 +385,7 @@ _SAMPLING_OPTIONS = (
 
 history_option = _engine(
     "--history/--no-history",
-    "Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
+    "Draft from this model's earlier answers, and keep the new ones on disk (`rest-local history`).",
     default=True,
 )
 projector_option = _engine(

@@ -175,8 +175,8 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @option("--port N", "Port to listen on; 0 takes a free one.", type=click.IntRange(0, 65535), default=PORT)
 @option(
     "--memory SIZE",
-    "Memory of all models together, such as 24G; the least recently used are unloaded. Default: any for one "
-    "model, four fifths of the machine's for several.",
+    "Memory of all models together, such as 24G; the least recently used are unloaded. Default: no limit for "
+    "one model, four fifths of the machine's for several.",
     callback=options.size,
 )
 @option(

@@ -123,7 +123,6 @@ class Scheduler:
 
     @property
     def awaited(self) -> list[Future[Rows]]:
-        """Return the images that requests wait for."""
         texts = [state.text for state in self.queue.admitted if state.text.images]
         return [rows for text in texts if (rows := text.images.missing_at(text.slot.n_past)) is not None]
 

@@ -173,7 +173,6 @@ class StopFinder:
 
     @property
     def active(self) -> bool:
-        """Return True if there is anything to find."""
         return bool(self._stops)
 
     def feed(self, text: str) -> tuple[str, bool]:

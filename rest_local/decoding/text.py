@@ -47,7 +47,6 @@ class Text:
 
     @property
     def slot(self) -> Slot:
-        """Return the slot that it is in."""
         assert self._slot is not None
         return self._slot
 
@@ -76,7 +75,6 @@ class Text:
         self.tokens += tokens
 
     def leave(self) -> Slot | None:
-        """Give the slot back."""
         slot, self._slot = self._slot, None
         if self._restoring is not None:
             self._restoring.end()
@@ -118,7 +116,6 @@ class Text:
 
     @property
     def at_image(self) -> bool:
-        """Return True if an image comes next."""
         slot = self._slot
         return bool(self.images) and slot is not None and self.tokens[slot.n_past] < 0
 

@@ -139,7 +139,6 @@ class Checkpoints:
             self.before_step = None
 
     def clear(self) -> None:
-        """Drop all checkpoints."""
         self.states = []
         self.turns.clear()
         self.before_step = None

@@ -145,7 +145,6 @@ class Auto(Policy):
         return other
 
     def begin(self, n_ctx: int) -> None:
-        """Start a new request."""
         shared = self.shared
         shared.learn_plain()
         self._at = BEFORE_ALL

@@ -54,7 +54,6 @@ class Gains:
         self._seen = [0.5] * len(self.savings)  # START counts as half of a lookup.
 
     def learn(self, length: int, saving: float) -> None:
-        """Count a lookup."""
         self.learned += 1
         self._seen[length] += 1
         self.savings[length] += max(SMOOTHING, 1 / self._seen[length]) * (saving - self.savings[length])
@@ -68,7 +67,6 @@ class Trigger:
         self.begin()
 
     def begin(self) -> None:
-        """Start a new request."""
         self._length = 0  # How many lengths of REPEATS repeat.
         self._since = 0  # Steps since the last lookup.
         self._is_trial = False  # The last lookup was not expected to pay.
