@@ -104,9 +104,9 @@ def edit(
             for file in files:
                 edits.edit(file)
                 indexer.show_news()
-        except (KeyboardInterrupt, click.Abort):
-            say("interrupted; no file was changed")
-            raise
+        except (KeyboardInterrupt, click.Abort) as stop:
+            say("\n" * isinstance(stop, click.Abort) + "interrupted; no file was changed")  # It ends a question's line.
+            raise KeyboardInterrupt from stop
     edits.write()
     if edits.failed:
         raise click.exceptions.Exit(1)

@@ -85,7 +85,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(in_options(str(error)), error.exit_code)
     except interrupt.Terminated:
         return interrupt.TERMINATED
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
+        return _say("", interrupt.EXIT_CODE)  # The cursor is still behind the question that was left.
+    except KeyboardInterrupt:
         return interrupt.EXIT_CODE
     except BrokenPipeError:
         return _output_closed()

@@ -9,7 +9,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import click
 import pytest
 from fake_cli_engine import Call
 
@@ -56,6 +58,12 @@ def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None
     assert done.err.startswith("rest-local: error: ")
     assert "--help`" in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_question_that_is_left_ends_its_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rest_local.cli.main.cli.invoke", Mock(side_effect=click.Abort))
+    done = call("models")
+    assert (done.code, done.err) == (130, "\n")
 
 
 @pytest.mark.parametrize(
