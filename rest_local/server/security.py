@@ -38,6 +38,7 @@ from rest_local.server.streaming import CONNECTION, ClientConnection, response_o
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/v1/health")
+_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # fetch and curl send these by default
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 OWN_HEAD = 1 << 10  # reserved for the headers that the router adds
 DRAINED_BYTES = 64 << 20
@@ -179,7 +180,10 @@ class BodyMiddleware:
             return _closing_error(415, "compressed bodies are not supported", "unsupported_encoding")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json" and not _unsaid(kind, scope["path"]):
+            # Clients of Ollama name no type. A page of any site could send these without asking the server, but the
+            # browser names its origin or the kind of its site, which `AccessMiddleware` has checked.
+            unnamed = scope["path"].startswith("/api/") and kind in _DEFAULT_TYPES
+            if kind != "application/json" and not unnamed:
                 return _closing_error(415, "send the body as application/json", "unsupported_media_type")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > self._max_body:
@@ -207,18 +211,6 @@ def _is_page(path: str) -> bool:
 
 def _too_large(most: int) -> ApiError:
     return _closing_error(413, f"the body is larger than {most} bytes", "body_too_large")
-
-
-_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # fetch and curl send these by default
-
-
-def _unsaid(kind: str, path: str) -> bool:
-    """Return True if a body of another type counts as JSON, as clients of Ollama send it.
-
-    Browsers send these types for pages of any site without asking first. But they name the page's origin or the kind
-    of its site, which `AccessMiddleware` has checked.
-    """
-    return path.startswith("/api/") and kind in _DEFAULT_TYPES
 
 
 def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
