@@ -8,6 +8,7 @@ lookup `replay.LOOKUP_MS`. So every figure is repeatable, and none needs a model
 
 - `chain`: the best chain of fixed length, llama.cpp's way: k passes and k drafted tokens at every step. k = 0..16 is
   chosen for each cell with hindsight. It makes no lookups.
+- `peer`: ngram-mod, and such a chain where that has no draft. This is llama-server's rule for two types.
 - `retrieval`: `auto` without a drafting model.
 - `model`: `auto` without retrieval.
 - `all`: `auto` with both.
@@ -36,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -45,6 +47,7 @@ import numpy as np
 
 from benchmarks.curves import load_curve
 from benchmarks.library import standard_library
+from benchmarks.peers import NgramMod, chain
 from benchmarks.published import EDITS, HISTORY, SETS
 from benchmarks.recorded import Recorded, Workload, open_workload
 from benchmarks.replay import Tally, counted, replay
@@ -52,8 +55,10 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import shipped
 from rest_local.drafting.models.drafter import CONFIDENT, Drafter, DraftText, Likely, Query, share_time
 from rest_local.drafting.sources import SourceRows, Sources
+from rest_local.drafting.tree import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
+from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval import build_datastore
 
 ACCEPTANCES = (0.6, 0.75, 0.9)
@@ -70,6 +75,7 @@ MTP = {"rtx4090-8b-iq3_xxs": 0.065, "rtx3090-8b-q4_0": 0.157, "spark-7b-q8_0": 0
 DEPTHS, BLOCK_ACCEPTANCES, BLOCK_COST = 7, (0.75, 0.77), 0.15
 ROW_COST = 0.1  # Each further row adds so much of a pass.
 CHAIN_LENGTHS = range(17)
+PEER_LENGTH = 3  # llama-server's default.
 SPREAD = 2.0  # The beta distribution of confidences has this a + b. With 0.75, 0.42 of them are above 0.9.
 SECOND, THIRD = 0.5, 0.2  # Shares of the probability that the candidates before leave.
 DRAWS = 1 << 14
@@ -217,6 +223,39 @@ class Unmatched(Sources):
         return False
 
 
+class Together(NgramMod):
+    """llama-server's `--spec-type draft-mtp,ngram-mod` or `draft-dflash,ngram-mod`, whatever the order.
+
+    The types are asked in a fixed order, ngram-mod before all that compute, and the first one with a draft gives it
+    (`common_speculative_draft`). A model then drafts a chain of `length` tokens. ngram-mod learns from its own drafts
+    only. Lookups take no time here, nor do the passes in which the model catches up.
+    """
+
+    name = "ngram-mod and a model"
+
+    def __init__(self, drafter: SimulatedDrafter, length: int, history: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(history)
+        self._model, self._length, self._is_found = drafter.text(), length, False
+        self.draft_text = self._model
+
+    def draft(self, sources: object, at: StepContext) -> Draft:
+        tree = self.propose(at.limit)
+        self._is_found = bool(len(tree))
+        if not self._is_found:
+            drafter = self._model.drafter
+            drafted: list[int] = []
+            while len(drafted) < min(self._length, at.limit):
+                if len(drafted) % drafter.depths == 0:
+                    share_time([self._model], drafter.pass_ms(1))
+                drafted.append(self._model.likely(tuple(drafted))[0][0])
+            tree = chain(drafted)
+        return Draft(tree)
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        if self._is_found:
+            super().learn(drafted, tokens, done)
+
+
 @dataclass
 class Chains:
     """The steps of chains of fixed length on some answers."""
@@ -257,6 +296,7 @@ class Cell(NamedTuple):
     cost: float
     chain: float
     length: int
+    peer: float
     retrieval: float
     model: float
     all: float
@@ -266,6 +306,10 @@ class Cell(NamedTuple):
     @property
     def to_chain(self) -> float:
         return self.all / self.chain
+
+    @property
+    def to_peer(self) -> float:
+        return self.all / self.peer
 
     @property
     def to_retrieval(self) -> float:
@@ -300,13 +344,23 @@ def measure(
                 tally = _replayed(answers, make, drafter, name)
                 found.append(speedup(tally))
             best, length = chains.best(curve, cost * plain_ms, depths)
+            peer = 0.0
+            for each in {length, PEER_LENGTH}:
+                together = Together(
+                    SimulatedDrafter(answers, drawn, cost * plain_ms, depths), each, workload.earlier or ()
+                )
+                peer = max(peer, speedup(replay(answers, partial(_itself, together), together, curve)))
             cells.append(
                 Cell(
-                    label, name, acceptance, cost, tally.plain_ms / best, length, retrieval, found[0], found[1],
+                    label, name, acceptance, cost, tally.plain_ms / best, length, peer, retrieval, found[0], found[1],
                     drafter.passes / tally.steps, tally.drafted / tally.steps,
                 )
             )  # fmt: skip
     return cells
+
+
+def _itself(peer: Together) -> Together:
+    return peer
 
 
 def _replayed(answers: Sequence[Recorded], make: Callable[[], Sources], drafter: SimulatedDrafter, curve: str) -> Tally:
@@ -367,11 +421,11 @@ def _job(job: tuple[str, str, bool, Sequence[float], int]) -> list[Cell]:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
-    """Return, by workload and for all, (mean, least) of all/chain, of all/retrieval, and of all/the better part."""
+    """Return, by workload and for all, (mean, least) of all/chain, all/peer, all/retrieval, and all/the better part."""
     found = {}
     for label in [*dict.fromkeys(cell.workload for cell in cells), "all"]:
         own = [cell for cell in cells if label in (cell.workload, "all")]
-        shares = [(cell.to_chain, cell.to_retrieval, cell.to_better) for cell in own]
+        shares = [(cell.to_chain, cell.to_peer, cell.to_retrieval, cell.to_better) for cell in own]
         found[label] = [(mean(column), min(column)) for column in zip(*shares, strict=True)]
     return found
 
@@ -408,5 +462,5 @@ def main() -> None:
             cells = [cell for found in pool.map(_job, jobs) for cell in found]
     if not args.json:
         print(*cells, sep="\n")
-        print("(mean, least) of all/chain, all/retrieval, all/better part:", summary(cells))
+        print("(mean, least) of all/chain, all/peer, all/retrieval, all/better part:", summary(cells))
     print(json.dumps([cell._asdict() for cell in cells]))

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.recorded import Recorded
 from benchmarks.replay import replay
-from benchmarks.simulated_drafters import Chains, SimulatedDrafter, Unmatched, draws
+from benchmarks.simulated_drafters import Chains, SimulatedDrafter, Together, Unmatched, draws
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.models.drafter import Query
 from rest_local.drafting.sources import Lookup, Sources
@@ -77,3 +77,16 @@ def test_a_block_answers_the_paths_of_its_own_candidates() -> None:
         assert not text.following((*path, -5))
         path = (*path, likely[-1][0])
     assert not text.following(path)
+
+
+def test_of_two_types_the_first_one_with_a_draft_gives_it() -> None:
+    drawn = draws(0.75, False)
+    answers = [Recorded(each.name, each.prompt, each.answer[:200]) for each in ANSWERS]  # They repeat nothing.
+    alone, known = (Together(SimulatedDrafter(answers, drawn, 1.0, 2), 3, texts) for texts in ((), [answers[0].answer]))
+    tally = replay(answers, lambda: alone, alone, CURVE)
+    assert tally.steps == len(Chains.of(answers, drawn).steps[3])
+    assert tally.queried_ms == pytest.approx(2.0 * tally.steps)  # Two passes of two depths for three tokens.
+    found = replay(answers[:1], lambda: known, known, CURVE)
+    asked = int(found.queried_ms / 2.0)
+    assert 0 < asked < found.steps
+    assert found.drafted >= 3 * asked + 48 * (found.steps - asked)

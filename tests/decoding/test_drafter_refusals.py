@@ -21,6 +21,7 @@ from benchmarks.tiny_heads import tiny_dflash, tiny_eagle3, tiny_mtp, tiny_predi
 from rest_local import Engine
 from rest_local.decoding.decode_context import DecodeContext
 from rest_local.drafting.models import head_kinds, heads
+from rest_local.drafting.models.blocks import DFlash
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.heads import Head
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
@@ -389,3 +390,22 @@ def test_a_full_context_of_a_head(
         assert engine.decoder.totals.by_source["model"]["drafted"] > 100
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
     assert "its context is full; it begins anew with the newest tokens" in line
+
+
+@pytest.mark.parametrize("flaw", ["", "another mask token", "no proposals"])
+def test_a_block_drafter_of_no_use_changes_no_token_up_to_the_end_of_the_context(
+    flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its last block does not fit."""
+    draft_whatever_it_costs(monkeypatch)
+    if flaw == "no proposals":
+        monkeypatch.setattr(DFlash, "_read", lambda *_: [])
+    target = tiny_predictable(tmp_path / "target.gguf", marked=True)
+    path = tiny_dflash(tmp_path / "drafter.gguf", "selector", mask=5 if flaw == "another mask token" else None)
+    with opened(target, path, caplog, 160) as engine:
+        assert isinstance(engine.decoder.context.drafter, DFlash)
+        whole = engine.generate(PROMPT, policy="off").wait()
+        assert whole.finish_reason == "length"
+        assert answer(engine, len(whole.tokens)) == whole.tokens
+        assert ("model" in engine.decoder.totals.by_source) == (flaw != "no proposals")
+    assert not caplog.records
