@@ -15,8 +15,8 @@ not depend on the version of Python.
 what the recording accepted, whatever the drafter said. A step that differs so does not change those after it.
 
 tests/benchmarks/test_peer_drafts.py makes the models of the recordings in tests/data/peer-drafts again. `draft-simple`
-was recorded with `--tokens 64`, `draft-dflash2` with `--tokens 40`, `draft-mtp-chained`, `draft-dflash` and
-`draft-dspark`, this one with `--n-max 9`, with `--tokens 48`.
+was recorded with `--tokens 64`, `draft-dflash2` with `--tokens 40`, `draft-mtp-chained`, `draft-assistant` (its type is
+`draft-mtp`), `draft-dflash` and `draft-dspark`, this one with `--n-max 9`, with `--tokens 48`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tiny random models with MTP layers, MTP layers alone, EAGLE-3 heads, and DFlash drafters: fixtures that draft
-something that is right.
+"""Tiny random models with MTP layers, MTP layers alone, EAGLE-3 heads, DFlash drafters, and Gemma assistants: fixtures
+that draft something that is right.
 
 The text of these models depends on the last token more than on the others, and the heads know it: they pass the
 embedding of the last token on to the output layer of the model. So a head drafts a part of the tokens rightly and the
@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import gguf_file
 from benchmarks.gguf_file import Tensor, Vocabulary
-from benchmarks.tiny import CONV, FEED, HEAD, HEADS, KV_HEADS, WIDTH, Builder
+from benchmarks.tiny import CONV, FEED, HEAD, HEADS, KV_HEADS, SLIDING_WINDOW, WIDTH, Builder
 
 Part = Literal["whole", "trunk", "layer"]
 DELTA_HEADS = 2  # Each head of the gated delta net has HEAD numbers.
@@ -319,6 +319,66 @@ def tiny_dflash(
         vocabulary.keys["tokenizer.ggml.mask_token_id"] = mask
     tensors = [tensor for tensor in builder.tensors if tensor.name != without]
     return gguf_file.write(path, "dflash", header | more | dict(keys or {}), vocabulary, tensors)
+
+
+def _gemma4(builder: Builder, n_layers: int, width: int) -> dict[str, Any]:
+    """Add what layers of Gemma 4 and of its assistants have in common. The last layer attends to everything, and the
+    others within a window.
+    """
+    builder.plain("rope_freqs.weight", np.ones(HEAD // 2))
+    for block in (f"blk.{i}" for i in range(n_layers)):
+        builder.ones(f"{block}.attn_norm", f"{block}.ffn_norm", size=width)
+        for norm in ("post_attention_norm", "post_ffw_norm"):
+            builder.plain(f"{block}.{norm}.weight", np.full(width, _DEPENDS / 2))
+        builder.ones(f"{block}.attn_q_norm", size=HEAD)
+        builder.plain(f"{block}.layer_output_scale.weight", np.ones(1))
+        builder.matrix(f"{block}.attn_q", HEADS * HEAD, width, 2.0)
+        builder.matrix(f"{block}.attn_output", width, HEADS * HEAD)
+        for name, out, into in (("gate", FEED, width), ("up", FEED, width), ("down", width, FEED)):
+            builder.matrix(f"{block}.ffn_{name}", out, into)
+    keys = {f"attention.{name}_length{swa}": HEAD for name in ("key", "value") for swa in ("", "_swa")}
+    return keys | {
+        "attention.sliding_window": SLIDING_WINDOW,
+        "attention.sliding_window_pattern": [True] * (n_layers - 1) + [False],
+        "embedding_length_per_layer_input": 0,
+        "rope.dimension_count": HEAD,
+        "rope.dimension_count_swa": HEAD,
+        "rope.freq_base": 10000.0,
+        "rope.freq_base_swa": 10000.0,
+    }
+
+
+def tiny_gemma4(path: Path, *, n_layers: int = 4, n_ctx: int = 2048, seed: int = 1, quant: str = "F32") -> Path:
+    """Write a tiny Gemma 4 and return the path."""
+    builder = Builder(seed, quant)
+    vocabulary = gguf_file.byte_vocabulary(384)
+    embeddings, output = builder.make_embeddings(vocabulary)
+    builder.quantized("token_embd", embeddings / np.float32(np.sqrt(WIDTH)))  # llama.cpp multiplies them again.
+    builder.quantized("output", output)
+    builder.ones("output_norm")
+    keys = _common("tiny gemma4", n_layers, n_ctx, vocabulary) | _gemma4(builder, n_layers, WIDTH)
+    for block in (f"blk.{i}" for i in range(n_layers)):
+        builder.ones(f"{block}.attn_k_norm", size=HEAD)
+        for name in ("k", "v"):
+            builder.matrix(f"{block}.attn_{name}", KV_HEADS * HEAD, WIDTH, 2.0)
+    return gguf_file.write(path, "gemma4", keys, vocabulary, builder.tensors)
+
+
+def tiny_assistant(
+    path: Path, *, width: int = WIDTH, vocab: int = 384, n_ctx: int = 2048, seed: int = 1, quant: str = "F32"
+) -> Path:
+    """Write an assistant for the tiny Gemma 4 of the same seed and return the path. `width`: of the model."""
+    builder, model = Builder(seed + _SEED_OF_HEAD, quant), Builder(seed, quant)
+    vocabulary = gguf_file.byte_vocabulary(vocab)
+    _, output = model.make_embeddings(vocabulary)
+    own, n_layers, one = 2 * width, 2, np.eye(width, dtype=np.float32)
+    builder.quantized("token_embd", np.pad(output, ((0, 0), (0, own - output.shape[1]))))
+    builder.ones("output_norm", size=own)
+    builder.quantized("nextn.pre_projection", np.kron(np.diag([1.0, 0.3]).astype(np.float32), one))
+    builder.quantized("nextn.post_projection", np.concatenate([one, 0.0 * one], axis=1))
+    keys = _common("tiny assistant", n_layers, n_ctx, vocabulary) | _gemma4(builder, n_layers, own)
+    keys |= {"embedding_length": own, "embedding_length_out": width, "nextn_predict_layers": n_layers}
+    return gguf_file.write(path, "gemma4-assistant", keys, vocabulary, builder.tensors)
 
 
 def tiny_predictable(path: Path, **options: Any) -> Path:

@@ -22,7 +22,7 @@ from benchmarks.peer_drafts import (
     read_log,
     summary,
 )
-from benchmarks.tiny_heads import HEAD, tiny_dflash, tiny_mtp, tiny_predictable
+from benchmarks.tiny_heads import HEAD, tiny_assistant, tiny_dflash, tiny_gemma4, tiny_mtp, tiny_predictable
 
 MODELS = Path(__file__).parents[2] / "models"
 RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"
@@ -193,6 +193,11 @@ def test_block_drafters_draft_the_same_tokens_as_in_the_server(tmp_path: Path) -
     sections = {"rope.dimension_sections": [HEAD // 2, 0, 0, 0]}
     selector = tiny_dflash(tmp_path / "dflash2.gguf", "selector", seed=HYBRID_SEED, keys=sections)
     agrees(Recording.read(RECORDED / "draft-dflash2.jsonl"), hybrid, selector)
+
+
+def test_an_assistant_of_gemma_drafts_the_same_tokens_as_in_the_server(tmp_path: Path) -> None:
+    target, assistant = tiny_gemma4(tmp_path / "gemma4.gguf"), tiny_assistant(tmp_path / "assistant.gguf")
+    agrees(Recording.read(RECORDED / "draft-assistant.jsonl"), target, assistant)
 
 
 def agrees(recording: Recording, target: Path, head: Path | None) -> None:

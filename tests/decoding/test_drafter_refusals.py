@@ -17,7 +17,14 @@ from support.heads import draft_whatever_it_costs, model_and_drafter
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny import tiny
-from benchmarks.tiny_heads import tiny_dflash, tiny_eagle3, tiny_mtp, tiny_predictable
+from benchmarks.tiny_heads import (
+    tiny_assistant,
+    tiny_dflash,
+    tiny_eagle3,
+    tiny_gemma4,
+    tiny_mtp,
+    tiny_predictable,
+)
 from rest_local import Engine
 from rest_local.decoding.decode_context import DecodeContext
 from rest_local.drafting.models import head_kinds, heads
@@ -152,7 +159,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a head of another kind": (
         lambda path: write(path, "medusa", {"block_count": 1}, byte_vocabulary(384), []),
-        "Medusa heads are not supported; give an EAGLE-3 head, MTP layers, a DFlash drafter or a model",
+        "Medusa heads are not supported; give an EAGLE-3 head, MTP layers, a DFlash drafter, a Gemma assistant or a m",
     ),
     "a block drafter of another vocabulary": (
         lambda path: renamed(tiny_dflash(path)),
@@ -194,6 +201,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: tiny_dflash(path, drafts=[*range(64), 5000]),
         r"llama.cpp crashed \(SIGABRT\) while .*; get a head that was made for this model",
     ),
+    "an assistant of another model": (
+        tiny_assistant,
+        "it reads the cells of a gemma4, and the model is a llama; it belongs to another model",
+    ),
     "a truncated block drafter": (lambda path: cut(tiny_dflash(path)), "corrupted or incomplete"),
     "a block drafter of no numbers": (
         lambda path: with_nan(tiny_dflash(path)),
@@ -228,6 +239,17 @@ def test_it_is_one_warning_with_cause_and_remedy_and_the_engine_answers(
     with opened(target, path, caplog) as engine:
         assert re.match(f"going on without the draft model: .*{cause}", refusal(engine, path, caplog))
         assert answer(engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("odd", "cause"), [({"width": 32}, "it reads 32 numbers"), ({"vocab": 400}, "its vocabulary is not the model's")]
+)
+def test_an_assistant_of_another_gemma_is_refused(
+    odd: dict[str, int], cause: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_assistant(tmp_path / "assistant.gguf", **odd)
+    with opened(tiny_gemma4(tmp_path / "gemma4.gguf"), path, caplog) as engine:
+        assert cause in refusal(engine, path, caplog)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")

@@ -47,11 +47,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kinds = {
         test_exact_answers_are_those_of_the_model_alone: DRAFTERS,
         test_fast_answers_differ_at_near_ties_only: (hybrid, eagle),
-        test_a_prefix_is_used_again_and_shared: (model, inside, eagle, "dflash"),
-        test_requests_cancelled_at_any_time: (model, hybrid, "dspark"),
-        test_an_interrupt_at_every_decode: (model, hybrid, eagle, "dflash"),
+        test_a_prefix_is_used_again_and_shared: (model, inside, eagle, "assistant", "dflash"),
+        test_requests_cancelled_at_any_time: (model, hybrid, "assistant", "dspark"),
+        test_an_interrupt_at_every_decode: (model, hybrid, eagle, "assistant", "dflash"),
         test_relaxed_verification_accepts_drafts_of_heads: (inside, eagle),
-        test_requests_leave_no_cells: (inside, hybrid, eagle, "dflash"),  # a draft model keeps its texts
+        test_requests_leave_no_cells: (inside, hybrid, eagle, "assistant", "dflash"),  # a draft model keeps its texts
     }
     metafunc.parametrize("files", kinds.get(metafunc.function, COVERING), indirect=True, scope="module")
 

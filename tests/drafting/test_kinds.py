@@ -1,5 +1,6 @@
 """What a file drafts as is read from its header, and damaged headers are refused."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from support.toy import demo_model
 
 from benchmarks.gguf_file import byte_vocabulary, write
-from benchmarks.tiny_heads import tiny_dflash
+from benchmarks.tiny_heads import tiny_assistant, tiny_dflash
 from rest_local.drafting.models.head_kinds import check_is_model, kind_of
 from rest_local.errors import ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama.gguf import read_gguf
@@ -24,7 +25,7 @@ def test_the_kinds_of_the_committed_files() -> None:
     assert read_gguf(demo_model()).architecture == "llama"
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("medusa", "Medusa"), ("gemma4-assistant", "Gemma assistant")])
+@pytest.mark.parametrize(("architecture", "name"), [("medusa", "Medusa"), ("hass", "HASS")])
 def test_heads_that_nothing_here_drives_are_refused_by_name(tmp_path: Path, architecture: str, name: str) -> None:
     path = write(tmp_path / "head.gguf", architecture, {}, byte_vocabulary(384), [])
     with pytest.raises(OptionError, match=f"{name} heads are not supported; give an EAGLE-3 head, MTP layers, a"):
@@ -33,10 +34,14 @@ def test_heads_that_nothing_here_drives_are_refused_by_name(tmp_path: Path, arch
         check_is_model(path)
 
 
-def test_a_block_drafter_is_told_by_its_header(tmp_path: Path) -> None:
-    path = tiny_dflash(tmp_path / "drafter.gguf")
-    assert kind_of(path) == "dflash"
-    with pytest.raises(ModelInvalid, match="holds a DFlash drafter and no model that can answer"):
+@pytest.mark.parametrize(
+    ("make", "kind", "name"),
+    [(tiny_dflash, "dflash", "DFlash drafter"), (tiny_assistant, "assistant", "Gemma assistant")],
+)
+def test_drafters_are_told_by_their_headers(make: Callable[[Path], Path], kind: str, name: str, tmp_path: Path) -> None:
+    path = make(tmp_path / "drafter.gguf")
+    assert kind_of(path) == kind
+    with pytest.raises(ModelInvalid, match=f"holds a {name} and no model that can answer"):
         check_is_model(path)
 
 

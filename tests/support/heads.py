@@ -11,7 +11,15 @@ from typing import Literal
 import pytest
 from support.fake_sources import always_draft
 
-from benchmarks.tiny_heads import HEAD, tiny_dflash, tiny_eagle3, tiny_mtp, tiny_predictable
+from benchmarks.tiny_heads import (
+    HEAD,
+    tiny_assistant,
+    tiny_dflash,
+    tiny_eagle3,
+    tiny_gemma4,
+    tiny_mtp,
+    tiny_predictable,
+)
 from rest_local import Engine, Sampling
 from rest_local.decoding import decode_context
 from rest_local.decoding.request import Request
@@ -23,10 +31,10 @@ from rest_local.drafting.models.heads import Head, HeadText
 from rest_local.planning.plan import Budget
 from tests.support.memory import resident_mb
 
-# What drafts, by name: a draft model, MTP layers inside the file or in one of their own, an EAGLE-3 head, a block
-# drafter of each kind. The model of qwen35 is hybrid: every second layer has a recurrent state.
+# What drafts, by name: a draft model, MTP layers inside the file or in one of their own, an EAGLE-3 head, a Gemma
+# assistant, a block drafter of each kind. The model of qwen35 is hybrid: every second layer has a recurrent state.
 BLOCKS = ("dflash", "dflash2 hybrid", "dspark")
-DRAFTERS = ("model", "mtp inside", "mtp alone", "mtp inside hybrid", "mtp alone hybrid", "eagle3", *BLOCKS)
+DRAFTERS = ("model", "mtp inside", "mtp alone", "mtp inside hybrid", "mtp alone hybrid", "eagle3", "assistant", *BLOCKS)
 HEADS = DRAFTERS[1:]
 COVERING = ("model", "mtp inside", "mtp alone hybrid", "eagle3", "dflash2 hybrid")  # each kind of model and file once
 
@@ -52,6 +60,9 @@ def _model_and_drafter(kind: str, quant: str) -> tuple[Path, Path | None]:
         return trunk, tiny_mtp(arch, folder / f"{arch}-layer.gguf", part="layer", quant=quant)
     if kind.startswith(("dflash", "dspark")):
         return _model_and_block(kind, folder, quant)
+    if kind == "assistant":
+        target = tiny_gemma4(folder / "gemma4.gguf", quant=quant)
+        return target, tiny_assistant(folder / "assistant.gguf", quant=quant)
     target = tiny_predictable(folder / "llama.gguf", quant=quant)
     if kind == "model":
         return target, tiny_predictable(folder / "small.gguf", n_layers=1, quant=quant)

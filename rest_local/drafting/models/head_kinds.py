@@ -1,26 +1,30 @@
-"""Tell the kinds of heads apart, and draft with MTP layers (NextN blocks) and EAGLE-3. DFlash is in `blocks`.
+"""Tell the kinds of heads apart, and draft with MTP layers (NextN blocks), EAGLE-3 and Gemma assistants. DFlash is in
+`blocks`.
 
 - An MTP layer reads a token and the target's last hidden state of the token before it. It is in the target's own file
   or in a file of its own. One layer drafts all tokens of a path; several are chained: layer i predicts the i-th drafted
   token (llama.cpp's way, too).
 - An EAGLE-3 head is one decoder layer over the inputs of three layers of the target. Its encoder joins the three rows
   of a token to one, which its decoder reads with the next token. It may use the target's embeddings and output layer.
+- A Gemma assistant reads what an MTP layer reads, and attends to the cells of its target.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from rest_local.drafting.models.blocks import DFlash
+from rest_local.drafting.models.drafter import BATCH
 from rest_local.drafting.models.heads import Floats, Head, HeadText, LayerHead, Rows, settings_for
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import features as states
-from rest_local.llama.context import ABORTED, MAX_OUTPUTS, Context
+from rest_local.llama.context import ABORTED, MAX_OUTPUTS, Context, ContextSettings
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -39,16 +43,17 @@ class Mtp(Head):
         Raises ModelError if llama.cpp cannot compute with them, OptionError for the layers of another model.
         """
         self.target_model = target_model
-        if model.n_embd != target_model.n_embd:
+        width = self.width_of(model)
+        if width != target_model.n_embd:
             raise OptionError(
-                f"MTP layers {model.path}: they read {model.n_embd} numbers for each token, and the model gives "
-                f"{target_model.n_embd}; they belong to another model"
+                f"{self.name} {model.path}: it reads {width} numbers for each token, and the model gives "
+                f"{target_model.n_embd}; it belongs to another model"
             )
         if lacking := states.missing(states.NEXTN):
             raise ModelError(
-                f"MTP layers {model.path}: they need {lacking[0]}, which this llama.cpp lacks; install a newer one"
+                f"{self.name} {model.path}: it needs {lacking[0]}, which this llama.cpp lacks; install a newer one"
             )
-        self.n_layers = max(states.n_mtp_layers(model), 1)
+        self.n_layers = self.count_layers(model)
         if self.n_layers > 1 and states.missing([states.OFFSET]):
             log.warning(
                 "MTP layers %s: this llama.cpp lacks %s; drafting with the first of %d layers alone",
@@ -56,15 +61,26 @@ class Mtp(Head):
             )  # fmt: skip
             self.n_layers = 1
         self.depths = self.n_layers
-        settings = settings_for(target, n_texts)
-        context = Context(model, settings, mtp=True, other=target, n_features=model.n_embd)
+        context = Context(model, self.settings(target, n_texts), mtp=True, other=target, n_features=width)
         try:
             states.give_nextn(target, every_token=True)
             states.give_nextn(context, every_token=False)
-            super().__init__(model, context, target, model.n_embd)
+            super().__init__(model, context, target, width)
         except BaseException:
             context.close()
             raise
+
+    def width_of(self, model: Model) -> int:
+        """Return how many numbers of the target it reads for each token."""
+        return model.n_embd
+
+    def count_layers(self, model: Model) -> int:
+        """Return how many layers are evaluated one after the other."""
+        return max(states.n_mtp_layers(model), 1)
+
+    def settings(self, target: Context, n_texts: int) -> ContextSettings:
+        """Return the settings of its context."""
+        return settings_for(target, n_texts)
 
     def features(self, n: int) -> Floats:
         """Return the last hidden states of the target's last batch, a view of float32 [n, n_embd]."""
@@ -168,6 +184,71 @@ class ChainedText(HeadText):
             batch.add(self, path, token, place, self.seq, state, own=i > 0, wanted=last)
 
 
+class Assistant(Mtp):
+    """An assistant of Gemma 4. It has no cells of its own: it attends to those of the last two layers of its target."""
+
+    name = "Gemma assistant"
+
+    def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int) -> None:
+        """Draft with `model`. Raises as `Mtp`."""
+        if (architecture := target_model.metadata["general.architecture"]) != "gemma4":
+            raise OptionError(
+                f"{self.name} {model.path}: it reads the cells of a gemma4, and the model is a "
+                f"{architecture}; it belongs to another model"
+            )
+        super().__init__(model, target, target_model, n_texts)
+        self._free = list(range(0, target.n_slots * target.n_branches, target.n_branches))
+
+    def width_of(self, model: Model) -> int:
+        """Return how many numbers of the target it reads for each token."""
+        return int(model.metadata["gemma4-assistant.embedding_length_out"])
+
+    def count_layers(self, model: Model) -> int:
+        """Return 1: all layers are one pass."""
+        return 1
+
+    def settings(self, target: Context, n_texts: int) -> ContextSettings:
+        """Return those of the target, because its cells and sequence ids are the same."""
+        return replace(target.settings, n_batch=min(BATCH, target.n_ctx), n_ubatch=0)
+
+    def prepare_trial(self) -> None:
+        """Put one token into the cells of the target, because the assistant can only attend to them."""
+        self.target.clear()
+        self.target.batch.fill([0], [0], 0, 1, [0])
+        if code := self.target.decode():
+            raise ModelError(f"the model cannot be evaluated (llama_decode: {code})")
+
+    def load_trial(self, n: int) -> None:
+        """Put the tokens of `n` queries after that token into the batch."""
+        self.context.batch.load([0] * n, [1] * n, [0] * n, [1] * n, [1] * n)
+
+    def text(self) -> HeadText:
+        """Make a new, empty text for the next slot of the target. Raises ValueError if none are left."""
+        return AssistantText(self, super().text().seq)
+
+
+class AssistantText(HeadText):
+    """The text of one slot, in the cells of the target.
+
+    No pair waits, because the target has evaluated the tokens. A drafted token gets no cell, so all of them stand at
+    the position of the root, with the sequence id of the slot; llama.cpp's driver does the same.
+    """
+
+    def take(self, start: int, tokens: Sequence[int], rows: Floats) -> None:
+        """Take `tokens` that the target has committed at `start`, with the features `rows`, float32 [n, width]."""
+        super().take(start, tokens, rows)
+        self._done = self._seen
+        self._pending.clear()
+
+    def place_after(self, path: tuple[int, ...]) -> int:
+        """Return the position of the root."""
+        return len(self._text) - 1
+
+    def seq_after(self, path: tuple[int, ...], place: int) -> int | None:
+        """Return the sequence id of the slot."""
+        return self.seq
+
+
 class Eagle3(LayerHead):
     """An EAGLE-3 head."""
 
@@ -201,10 +282,10 @@ class Eagle3(LayerHead):
         return np.concatenate(parts)
 
 
-Kind = Literal["model", "mtp", "eagle3", "dflash"]
+Kind = Literal["model", "mtp", "eagle3", "dflash", "assistant"]
 # By the architecture in the file: heads, and those that draft in ways that nothing here drives.
-DRIVEN: dict[str, Kind] = {"eagle3": "eagle3", "dflash": "dflash"}
-OTHERS = {"gemma4-assistant": "Gemma assistant", "medusa": "Medusa", "hass": "HASS"}
+DRIVEN: dict[str, Kind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "assistant"}
+OTHERS = {"medusa": "Medusa", "hass": "HASS"}
 
 
 def kind_of(path: Path) -> Kind:
@@ -215,8 +296,8 @@ def kind_of(path: Path) -> Kind:
     content = read_gguf(path, tensors=True)
     if (name := OTHERS.get(content.architecture)) is not None:
         raise OptionError(
-            f"model {path}: {name} heads are not supported; give an EAGLE-3 head, MTP layers, a DFlash drafter or a "
-            "model"
+            f"model {path}: {name} heads are not supported; give an EAGLE-3 head, MTP layers, a DFlash drafter, a "
+            "Gemma assistant or a model"
         )
     return DRIVEN.get(content.architecture, "mtp" if content.is_mtp_alone else "model")
 
@@ -225,7 +306,7 @@ def check_is_model(path: Path) -> None:
     """Raise ModelInvalid for a file that holds a head, and not a model that can answer."""
     content = read_gguf(path, tensors=True)
     names = {kind: f"a {name} head" for kind, name in OTHERS.items()}
-    names |= {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter"}
+    names |= {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "gemma4-assistant": "a Gemma assistant"}
     held = "MTP layers" if content.is_mtp_alone else names.get(content.architecture)
     if held:
         raise ModelInvalid(
@@ -233,7 +314,12 @@ def check_is_model(path: Path) -> None:
         )
 
 
-HEADS: dict[str, type[Mtp] | type[Eagle3] | type[DFlash]] = {"mtp": Mtp, "eagle3": Eagle3, "dflash": DFlash}
+HEADS: dict[str, type[Mtp] | type[Eagle3] | type[DFlash]] = {
+    "mtp": Mtp,
+    "eagle3": Eagle3,
+    "dflash": DFlash,
+    "assistant": Assistant,
+}
 
 
 def open_head(
@@ -245,9 +331,9 @@ def open_head(
     make = HEADS[kind]
     if path is None:
         return make(model, target, model, n_texts)
-    own = Model.open(path, n_gpu_layers=n_gpu_layers, options=ModelOptions(), mtp=make is Mtp, is_head=True)
+    own = Model.open(path, n_gpu_layers=n_gpu_layers, options=ModelOptions(), mtp=issubclass(make, Mtp), is_head=True)
     try:
-        if own.vocabulary.hash != model.vocabulary.hash:
+        if own.vocabulary.hash != model.vocabulary.hash or own.n_vocab > model.n_vocab:
             raise OptionError(f"{make.name} {path}: its vocabulary is not the model's; it is of another")
         return make(own, target, model, n_texts)
     except BaseException:

@@ -120,6 +120,14 @@ class Head(Drafter):
 
     # Passes
 
+    def prepare_trial(self) -> None:
+        """Free all cells, because a pass is tried over nothing."""
+        self.context.clear()
+
+    def load_trial(self, n: int) -> None:
+        """Put the tokens of `n` queries over nothing into the batch."""
+        self.context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
+
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
         """Return the likely tokens after each path, evaluated level by level, each in one pass."""
         begun = time.perf_counter()
@@ -159,7 +167,7 @@ class Head(Drafter):
         hidden = self.encoded(np.zeros((n, self.width), np.float32))
         if hidden is None:
             raise ModelError(f"{self.name} {self.path}: llama.cpp cannot encode with it; see the log")
-        context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
+        self.load_trial(n)
         context.batch.features[:n] = hidden
         if code := context.decode():
             return code
@@ -182,8 +190,7 @@ class Head(Drafter):
             own = states.nextn_rows(self.context, n, self.n_hidden)
             try:
                 for row, text, path in batch.outputs:
-                    seq = next(seq for seq, tip in text._tips.items() if tip == path)
-                    text._states[path] = (seq, own[row].copy(), likeliest(logits[row]))
+                    text._states[path] = (batch.seqs[row], own[row].copy(), likeliest(logits[row]))
             except FloatingPointError as error:
                 self.give_up(f"returned {error}")
                 return False
@@ -326,11 +333,10 @@ def _measured(head: Head) -> PassTimes:
 
 def _pass_times(head: Head) -> PassTimes:
     """Measure a pass of one row and of several."""
-    context = head.context
     took: dict[int, list[float]] = {1: [], BRANCHES: []}
     for _ in range(3):
         for n in took:
-            context.clear()
+            head.prepare_trial()
             begun = time.perf_counter()
             try:
                 code = head.try_pass(n)
@@ -339,7 +345,7 @@ def _pass_times(head: Head) -> PassTimes:
             if code:
                 raise ModelError(f"{head.name} {head.path}: llama.cpp cannot evaluate it ({code}); see the log")
             took[n].append(1e3 * (time.perf_counter() - begun))
-    context.clear()
+    head.context.clear()
     one, several = min(took[1]), min(took[BRANCHES])
     return PassTimes(one, max(several - one, 0.0) / (BRANCHES - 1))
 
@@ -567,16 +573,27 @@ class HeadText(DraftText):
         parent, node = path[:known], path[: known + 1]
         if (id(self), node) in batch.placed or len(batch.tokens) >= self._head.context.max_outputs:
             return
-        seq, state, _ = self._states[parent]
-        place = self._head.place_of(len(self._text) - 1) + known + 1
-        if self._tips.get(seq) != parent:
-            free = [each for each in range(self.seq, self.seq + BRANCHES) if each not in self._tips]
-            if not free:
-                return
-            self._head.context.copy(seq, free[0], 0, place)
-            seq = free[0]
+        place = self.place_after(parent)
+        if (seq := self.seq_after(parent, place)) is None:
+            return
         self._tips[seq] = node
-        batch.add(self, node, int(node[-1]), place, seq, state, own=True, wanted=True)
+        batch.add(self, node, int(node[-1]), place, seq, self._states[parent][1], own=True, wanted=True)
+
+    def place_after(self, path: tuple[int, ...]) -> int:
+        """Return the position of a token that is drafted after a path."""
+        return self._head.place_of(len(self._text) - 1) + len(path) + 1
+
+    def seq_after(self, path: tuple[int, ...], place: int) -> int | None:
+        """Return the sequence id for a token at `place` after a path: the path's own, or if another token has that, a
+        free one that shares its cells. None if there is none.
+        """
+        seq = self._states[path][0]
+        if self._tips.get(seq) == path:
+            return seq
+        free = next((each for each in range(self.seq, self.seq + BRANCHES) if each not in self._tips), None)
+        if free is not None:
+            self._head.context.copy(seq, free, 0, place)
+        return free
 
     def place_waiting(self, batch: Rows, n: int) -> None:
         """Add the `n` oldest waiting pairs to a pass."""
