@@ -75,10 +75,11 @@ class Service(Closing):
     Args:
         engine: the engine to run. Close it after the service.
         queue: requests that may wait before one is refused
+        idle_s: seconds without work after which mapped datastores are trimmed
     """
 
-    def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, *, queue: int = QUEUE, idle_s: float = IDLE_S) -> None:
+        self.engine, self._idle_s = engine, idle_s
         self._most_waiting = queue
         self._lock = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()  # The thread runs them before its next pass.
@@ -281,9 +282,9 @@ class Service(Closing):
                     if self._use_idle_time() or self._commands or self._closing:
                         continue  # A command that came while the lock was released woke no thread.
                     waits = self.engine.decoder.idle_work_in
-                    if waits is not None and (trimmed or waits < IDLE_S):
+                    if waits is not None and (trimmed or waits < self._idle_s):
                         self._lock.wait(waits)
-                    elif not self._lock.wait(None if trimmed else IDLE_S):
+                    elif not self._lock.wait(None if trimmed else self._idle_s):
                         self.engine.datastores.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()

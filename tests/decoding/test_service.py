@@ -15,6 +15,7 @@ from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
 from rest_local.errors import OptionError, PromptEmpty, QueueFull, RestLocalError, ServiceClosed
 from rest_local.planning.policy import Policy
+from rest_local.retrieval import Datastore, build_from_texts
 
 TinyModel = Callable[..., Path]
 PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
@@ -280,12 +281,18 @@ def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> No
     assert totals.to_dict()["by_source"]["context"] == {"drafted": 1, "accepted": 1}
 
 
-def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, tmp_path: Path) -> None:
     """It does so at first, and each time that there was work since."""
     trimmed = threading.Semaphore(0)
-    monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)
-    monkeypatch.setattr(engine.datastores, "trim", trimmed.release)
-    with Service(engine) as service:
+
+    class Trimmed(Datastore):
+        def trim(self) -> None:
+            trimmed.release()
+
+    path = build_from_texts(tmp_path / "store", [("a", "x = 1")], vocabulary=engine.model.vocabulary).path
+    engine.datastores.offer(path, Trimmed.open(path), is_new=True)
+    engine.decoder.use_datastores()
+    with Service(engine, idle_s=0.01) as service:
         assert trimmed.acquire(timeout=30)
         for _ in range(3):
             assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
@@ -293,13 +300,14 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
         service.run(lambda engine: None)  # A lookup may have happened.
         assert trimmed.acquire(timeout=30)
     assert not trimmed.acquire(blocking=False)
+    engine.datastores.offer(path, None)
+    engine.decoder.use_datastores()
 
 
 def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its notification finds the thread neither waiting nor at work."""
-    monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 3600.0)
     streams: list[Any] = []
     started, submitted = threading.Event(), threading.Event()
 
@@ -310,7 +318,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
         return False
 
     monkeypatch.setattr(engine.decoder, "use_idle_time", use_idle_time)
-    with Service(engine) as service:
+    with Service(engine, idle_s=3600) as service:
         started.set()
         assert submitted.wait(30)
         assert len(streams[0].wait(60).tokens) == 4
