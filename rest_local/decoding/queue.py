@@ -70,7 +70,7 @@ class RequestQueue:
         self.waiting.remove(state)
         self._current_round = max(self._current_round, state.fair_queue_round)
         self._last_rounds = {client: last for client, last in self._last_rounds.items() if last > self._current_round}
-        slot = self._slots.take(match)
+        slot = self._slots.take(match, len(state.text.tokens) - match.n_cached)
         slot.owner = slot.owner.passed_to(user, keep and state.request.session is not None, bool(state.request.session))
         state.text.enter(slot)
         self.admitted.append(state)

@@ -112,9 +112,10 @@ def load_states(slot: Slot, states: Sequence[tuple[int, bytes | memoryview]], n:
     return slot.n_past == n
 
 
-def copy_in_order(slot: Slot, source: Slot, n: int) -> bool:
+def copy_in_order(slot: Slot, source: Slot, n: int, moved: Sequence[Slot] = ()) -> bool:
     """Begin anew with copies of the first `n` cells of a slot, this one or another, and return True if that worked. The
-    copies are in the order of the tokens, and no cell below them is free (`use_lowest_cells`).
+    copies are in the order of the tokens, and no cell below them is free (`use_lowest_cells`). They may lie where the
+    cells of `moved`, the source among them or not, are freed.
 
     Images and what a drafting model knows are not copied, nor texts that have left a sliding window: then this returns
     False, and the slot is as it was, or empty. Takes the time of copying the state twice.
@@ -127,6 +128,8 @@ def copy_in_order(slot: Slot, source: Slot, n: int) -> bool:
         return False
     n_persisted = min(slot.owner.n_persisted, n) if source is slot else 0
     begin_anew(slot, tokens)
+    for each in moved:
+        each.clear()
     use_lowest_cells(slot, newest)
     if not load_part(slot, state, n):
         slot.clear()

@@ -49,6 +49,16 @@ class Sessions:
         """Save the text that a slot is about to lose."""
         self._save(slot, LOSS_S)
 
+    def save_whole(self, slot: Slot) -> bool:
+        """Save a text, and return True if all of it can be restored: its cells can then be freed."""
+        text = slot.tokens[: slot.n_past]
+        if not (text and self.shares and slot.owner.is_kept and slot.draft_text is None and min(text) >= 0):
+            return False
+        self._save(slot, LOSS_S)
+        names, part = self.files.names(text, slot.owner.user), self.files.part_tokens
+        rest = names.ends[-1:] if len(text) % part else []
+        return all(self.files.has(name) for name in (*names.parts, *rest))
+
     def _save(self, slot: Slot, seconds: float, first: int = 0) -> None:
         """Save the parts of the text of a slot that are not on disk, from part `first` on, for `seconds` at most."""
         over = time.perf_counter() + seconds

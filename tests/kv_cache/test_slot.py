@@ -283,7 +283,7 @@ def fill(slot: Slot, tokens: list[int]) -> None:
 
 
 def take(slots: Slots, prompt: list[int]) -> Slot:
-    return slots.take(slots.match(prompt, keep=True))
+    return slots.take(slots.match(prompt, keep=True), len(prompt))
 
 
 def test_another_text_takes_a_slot_only_after_its_text_was_saved() -> None:
