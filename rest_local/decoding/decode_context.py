@@ -88,8 +88,10 @@ class DecodeContext:
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         # SmolLM2 as Q4_0, Q4_1 and Q8_0: of 12 sizes from 17 to 512 rows none had other bits; Gemma, whose batches of 4
         # have other bits, in 5 of 12.
+        # In the cheapest settings bits depend on the size of a batch in any case.
         is_same = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
-        joins = (lambda n, end: not backend.shortcuts.tiles(n, end)) if is_same else None
+        may_join = is_same or tuning.fidelity == "fast"
+        joins = (lambda n, end: not backend.shortcuts.tiles(n, end)) if may_join else None
         fingerprint, shares = fingerprint_of(model, backend.settings, self.exact), capability.shares
         part = min(PART, backend.n_swa or PART)  # llama.cpp saves only the newest window.
         sessions, no_sessions = (

@@ -30,8 +30,8 @@ class Prefill:
     and no checkpoints are needed where prompts are cut.
 
     `joins`: whether the last `n` tokens of a prompt, up to position `end`, and the first step of its answer are one
-    pass, which saves a plain step before the first token. None where the number of rows in a pass can change a bit: an
-    answer would depend on how much of its prompt the cells held.
+    pass, which saves a plain step before the first token. None where an answer must not depend on how much of its
+    prompt the cells held, and the number of rows in a pass can change a bit.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.grammar import gbnf
+from rest_local.llama.context import Context
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
 from rest_local.llama.options import LEAST_DEFAULT, ModelOptions, Override
@@ -140,6 +141,19 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
         monkeypatch.setattr(context, "decode", broken_off)
         assert finish(engine, PROMPT, 30).tokens == wanted
         assert next(calls) > 15
+
+
+@pytest.mark.parametrize(("exact", "passes"), [(None, 1), (False, 1), (True, 2)])
+def test_the_first_token_comes_with_the_prompt(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, exact: bool | None, passes: int
+) -> None:
+    """Where every bit is promised, it does not depend on how much of the prompt the cells held."""
+    calls: list[int] = []
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=exact, threads=1) as engine:
+        decode = Context.decode
+        monkeypatch.setattr(Context, "decode", lambda self: calls.append(1) or decode(self))
+        engine.generate("def area(", max_tokens=1).wait()
+    assert len(calls) == passes
 
 
 def test_limits_are_refused_with_their_numbers(tiny_model: TinyModel) -> None:
