@@ -348,20 +348,28 @@ def _gemma4(builder: Builder, n_layers: int, width: int) -> dict[str, Any]:
     }
 
 
-def tiny_gemma4(path: Path, *, n_layers: int = 4, n_ctx: int = 2048, seed: int = 1, quant: str = "F32") -> Path:
-    """Write a tiny Gemma 4 and return the path."""
+def tiny_gemma4(
+    path: Path,
+    *,
+    n_layers: int = 4,
+    n_ctx: int = 2048,
+    seed: int = 1,
+    quant: str = "F32",
+    keys: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a tiny Gemma 4 and return the path. `keys` replaces some of its header."""
     builder = Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(384)
     embeddings, output = builder.make_embeddings(vocabulary)
     builder.quantized("token_embd", embeddings / np.float32(np.sqrt(WIDTH)))  # llama.cpp multiplies them again.
     builder.quantized("output", output)
     builder.ones("output_norm")
-    keys = _common("tiny gemma4", n_layers, n_ctx, vocabulary) | _gemma4(builder, n_layers, WIDTH)
+    header = _common("tiny gemma4", n_layers, n_ctx, vocabulary) | _gemma4(builder, n_layers, WIDTH)
     for block in (f"blk.{i}" for i in range(n_layers)):
         builder.ones(f"{block}.attn_k_norm", size=HEAD)
         for name in ("k", "v"):
             builder.matrix(f"{block}.attn_{name}", KV_HEADS * HEAD, WIDTH, 2.0)
-    return gguf_file.write(path, "gemma4", keys, vocabulary, builder.tensors)
+    return gguf_file.write(path, "gemma4", header | dict(keys or {}), vocabulary, builder.tensors)
 
 
 def tiny_assistant(

@@ -242,13 +242,19 @@ def test_it_is_one_warning_with_cause_and_remedy_and_the_engine_answers(
 
 
 @pytest.mark.parametrize(
-    ("odd", "cause"), [({"width": 32}, "it reads 32 numbers"), ({"vocab": 400}, "its vocabulary is not the model's")]
+    ("odd", "windows", "cause"),
+    [
+        ({"width": 32}, [1, 1, 1, 0], "it reads 32 numbers"),
+        ({"vocab": 400}, [1, 1, 1, 0], "its vocabulary is not the model's"),
+        ({}, [1, 1, 0, 1], "the last two of the model are others"),
+    ],
 )
 def test_an_assistant_of_another_gemma_is_refused(
-    odd: dict[str, int], cause: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    odd: dict[str, int], windows: list[int], cause: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tiny_assistant(tmp_path / "assistant.gguf", **odd)
-    with opened(tiny_gemma4(tmp_path / "gemma4.gguf"), path, caplog) as engine:
+    keys = {"attention.sliding_window_pattern": [each == 1 for each in windows]}
+    with opened(tiny_gemma4(tmp_path / "gemma4.gguf", keys=keys), path, caplog) as engine:
         assert cause in refusal(engine, path, caplog)
 
 

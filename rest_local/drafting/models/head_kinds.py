@@ -196,6 +196,13 @@ class Assistant(Mtp):
                 f"{self.name} {model.path}: it reads the cells of a gemma4, and the model is a "
                 f"{architecture}; it belongs to another model"
             )
+        windows = read_gguf(target_model.path).values.get("gemma4.attention.sliding_window_pattern")
+        if not isinstance(windows, list) or [bool(each) for each in windows[-2:]] != [True, False]:
+            # llama.cpp would read the cells of other layers without a word.
+            raise OptionError(
+                f"{self.name} {model.path}: it reads a layer with a window and then one without, and the last two of "
+                "the model are others; it belongs to another model"
+            )
         super().__init__(model, target, target_model, n_texts)
         self._free = list(range(0, target.n_slots * target.n_branches, target.n_branches))
 
