@@ -252,7 +252,10 @@ class TailIndex:
     def shorten(self, view: memoryview, end: int) -> None:
         """Drop the places from `end` on."""
         for place in range(self._end - 1, max(end, self._begin) - 1, -1):
-            self._by_token[view[place]].pop()
+            token = view[place]
+            self._by_token[token].pop()
+            if not self._by_token[token]:
+                del self._by_token[token]
         self._end = min(self._end, max(end, self._begin))
 
     def _update(self, view: memoryview, begin: int, end: int) -> None:

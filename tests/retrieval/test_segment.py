@@ -1,6 +1,7 @@
 """A segment finds the same as a naive scan of every position."""
 
 import functools
+import tracemalloc
 from unittest.mock import patch
 
 import numpy as np
@@ -378,3 +379,16 @@ def test_ids_outside_the_vocabulary_end_a_document():
     assert growing.tokens.tolist() == [1, 2, -1, 2, 7, -1, -1, 2]
     rows = growing.rows(np.array([9, 2]), 8, 4)
     assert sorted(rows.continuations.tolist()) == [[-1, -1, -1, -1], [7, -1, -1, -1]]
+
+
+def test_text_that_is_cut_off_takes_no_memory():
+    growing = GrowingText()
+    tracemalloc.start()
+    try:
+        for first in range(0, 50_000, 500):
+            growing.truncate(0)
+            growing.extend(list(range(first, first + 500)))
+            growing.rows(np.array([first]), 8, 4)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
