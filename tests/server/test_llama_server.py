@@ -1,7 +1,7 @@
 """llama-server's own tests against `serve`: what does not pass is listed with its reason.
 
 They are in the source distribution of llama-cpp-python, in vendor/llama.cpp/tools/server/tests; `FOLDER` names that
-folder, whose tests read templates in vendor/llama.cpp/models. They take ten minutes on an idle machine; `make soak`
+folder, whose tests read templates in vendor/llama.cpp/models. They take a quarter of an hour on two cores; `make soak`
 runs them.
 """
 
