@@ -39,11 +39,16 @@ class Session:
     def message(self, role: int, words: list[int]) -> list[int]:
         return [self._start, 60 + role, *words, self._end, 33]
 
-    def ask(self, text: list[int]) -> list[int]:
-        """Answer a text, which ends with the header of one and a word that later turns leave out."""
+    def ask(self, text: list[int], compared: bool = False) -> list[int]:
+        """Answer a text, which ends with the header of one and a word that later turns leave out. If it is `compared`,
+        a request that reuses nothing has the same answer.
+        """
         prompt = [*text, self._start, 61, 62, 63]
         result = self._engine.generate(prompt, max_tokens=SHORT, ignore_end=True).wait()
         answer = list(result.tokens)
+        if compared:
+            plain = self._engine.generate(prompt, max_tokens=SHORT, ignore_end=True, keep_prefix=False).wait()
+            assert answer == plain.tokens
         self.evaluated += result.timings.prompt_tokens
         same = max((_same(prompt, known) for known in self._known), default=0)
         self.new += len(prompt) - same
@@ -96,6 +101,16 @@ def edited(session: Session) -> Iterator[None]:
         yield
 
 
+def clock(session: Session) -> Iterator[None]:
+    """Tell the time in the middle of the system prompt, another one in each turn."""
+    system, talk = session.text, list[int]()
+    for turn in range(1000):
+        talk += session.message(1, session.words(LONG))
+        answer = session.ask([*system[:150], *session.words(4), *system[150:], *talk], compared=turn % 7 == 6)
+        talk += [session._start, 61, 62, 63, *answer, session._end, 33]
+        yield
+
+
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Engine]:
     options = ModelOptions(n_batch=256)
@@ -111,6 +126,7 @@ def engine(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[En
         *(("mamba", kind, at_once) for kind, at_once in ((loop, 2), (edited, 1))),
         *(("gemma3", kind, at_once) for kind, at_once in ((agent, 2), (loop, 2))),
         *(("gpt-oss", kind, at_once) for kind, at_once in ((thinking, 1), (edited, 1))),
+        *((arch, clock, 1) for arch in ("llama", "gemma3", "lfm2")),
     ],
     indirect=["engine"],
 )
