@@ -241,7 +241,8 @@ def main() -> None:
         store = args.datastore or folder / "datastore"
         try:
             binary = Binary.of(args.llama_server) if args.llama_server else None
-            able = [name for name in WORKLOADS if name not in NEED_TEMPLATE or _has_template(args.model)]
+            has_template = _has_template(args.model) or "--chat-template-file" in args.arguments
+            able = [name for name in WORKLOADS if name not in NEED_TEMPLATE or has_template]
             workloads = _chosen(args.workloads, able, "workload")
             every = commands(args.model, binary, store, args.arguments)
             sides = _chosen(args.sides, list(every), "side")
