@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from rest_local.calibration.cost import SIZES, CostCurve
-from rest_local.calibration.curves import FOLDER
+from rest_local.calibration.tuning import FOLDER
 
 
 def load_curve(name: str) -> CostCurve:

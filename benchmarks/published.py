@@ -29,7 +29,7 @@ from benchmarks.library import standard_library
 from benchmarks.peers import compare_peers
 from benchmarks.recorded import open_workload
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.curves import shipped
+from rest_local.calibration.tuning import shipped
 from rest_local.drafting.tree import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto

@@ -21,7 +21,7 @@ from benchmarks.published import SETS
 from benchmarks.recorded import Recorded, open_workload
 from benchmarks.replay import Tally, replay
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.calibration.curves import shipped
+from rest_local.calibration.tuning import shipped
 from rest_local.llama.model import Model
 from rest_local.llama.placeholders import common_prefix
 from rest_local.planning.auto import Auto

@@ -52,7 +52,7 @@ from benchmarks.published import EDITS, HISTORY, SETS
 from benchmarks.recorded import Recorded, Workload, open_workload
 from benchmarks.replay import Tally, counted, replay
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.curves import shipped
+from rest_local.calibration.tuning import shipped
 from rest_local.drafting.models.drafter import CONFIDENT, Drafter, DraftText, Likely, Query, share_time
 from rest_local.drafting.sources import SourceRows, Sources
 from rest_local.drafting.tree import Draft

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rest_local.grammar.grammar import Grammar, gbnf, json_schema, lark
     from rest_local.llama.model import Model
     from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope, Sampling
-    from rest_local.retrieval.building.indexing import build_datastore, rebuild_datastore
+    from rest_local.retrieval.building.indexing import build_datastore
     from rest_local.retrieval.datastore import Datastore
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
     "PromptEmpty", "PromptTooLong", "QueueFull", "ReaderTooSlow", "Relaxed", "Request", "RestLocalError", "Result",
     "Rope", "Sampling", "Service", "ServiceClosed", "SourceCounts", "Stream", "TemplateFailed",
     "TemplateTooCostly", "Timings", "TokenLogprobs", "Unexpected", "__version__", "build_datastore", "find_model",
-    "gbnf", "json_schema", "lark", "list_models", "pull_model", "rebuild_datastore",
+    "gbnf", "json_schema", "lark", "list_models", "pull_model",
 ]  # fmt: skip
 
 _HOMES = {
@@ -77,7 +77,7 @@ _HOMES = {
     "rest_local.llama.model": ("Model",),
     "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope", "Sampling"),
     "rest_local.retrieval.datastore": ("Datastore",),
-    "rest_local.retrieval.building.indexing": ("build_datastore", "rebuild_datastore"),
+    "rest_local.retrieval.building.indexing": ("build_datastore",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _HOME |= {name: "rest_local.errors" for name in __all__ if name not in {*_HOME, "__version__"}}

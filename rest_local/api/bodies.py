@@ -246,25 +246,7 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
 
 
-def _prompt_string(value: Any) -> Any:
-    """Unwrap llama-server's `{"prompt_string": "..."}` and `{"content": [{"type": "text", ...}]}`.
-
-    Other objects stay as they are, and are refused later.
-    """
-    if isinstance(value, list):
-        return [_prompt_string(each) if isinstance(each, dict) else each for each in value]
-    if not isinstance(value, dict):
-        return value
-    if isinstance(value.get("prompt_string"), str) and not value.get("multimodal_data"):
-        return value["prompt_string"]
-    parts = value.get("content")
-    if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        texts = [part.get("text") for part in parts]
-        return "".join(texts) if all(isinstance(text, str) for text in texts) else value
-    return value
-
-
-PromptField = Annotated[str | Many[TokenId | str | Many[TokenId | str]], BeforeValidator(_prompt_string)]
+PromptField = str | Many[TokenId | str | Many[TokenId | str]]
 
 
 class CompletionBody(GenerationBody):

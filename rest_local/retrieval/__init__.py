@@ -7,7 +7,6 @@ from rest_local.retrieval.building.indexing import (
     build_datastore,
     build_from_sources,
     build_from_texts,
-    rebuild_datastore,
 )
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import tokenize_documents
@@ -23,6 +22,6 @@ from rest_local.retrieval.staging import remove
 __all__ = [
     "MAX_DEPTH", "MAX_MATCH", "Built", "Datastore", "GrowingText", "History", "Rows", "Segment", "Skipped",
     "VocabularyId", "build", "build_datastore", "build_from_sources", "build_from_texts", "datastore_path",
-    "datastores_home", "forget_history", "history_home", "list_datastores", "list_histories", "rebuild_datastore",
+    "datastores_home", "forget_history", "history_home", "list_datastores", "list_histories",
     "remove", "tokenize_documents",
 ]  # fmt: skip

@@ -26,8 +26,8 @@ from rest_local.calibration.cost import (
     per_token,
     to_dict,
 )
-from rest_local.calibration.curves import estimated, shipped
 from rest_local.calibration.measuring import Timing
+from rest_local.calibration.tuning import estimated, shipped
 
 CPU = CostCurve.from_points(
     [512], list(SIZES), [[20.0, 37.2, 50.0, 48.2, 79.2, 76.0, 107.2, 98.2, 164.4, 179.0, 278.0, 362.0]]

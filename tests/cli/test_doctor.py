@@ -8,8 +8,8 @@ import pytest
 from fake_cli_engine import Call, Install
 
 from rest_local.calibration.cost import SIZES, CostCurve, Deviations
-from rest_local.calibration.curves import estimated
 from rest_local.calibration.measuring import Timing
+from rest_local.calibration.tuning import estimated
 from rest_local.cli import doctor
 from rest_local.cli.doctor import cost_rows, cost_table
 

@@ -17,7 +17,6 @@ from rest_local.errors import (
     DatastoreVocabulary,
 )
 from rest_local.retrieval import Datastore, VocabularyId, remove
-from rest_local.retrieval.building.indexing import rebuild_datastore
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import folder, indexes
@@ -235,6 +234,3 @@ def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: p
     build_datastore(path, [source], vocabulary=Tokenizer("a"), **given)
     walk = Walk((str(source),), include=("*.py",), exclude=("b.py",), allow_secrets=True, max_file_size=1000)
     assert recorded_sources(path) == [walk]
-    built = rebuild_datastore(path, vocabulary=Tokenizer("b"), recipe={"model": "b.gguf"})
-    assert built.documents == 1
-    assert dict(built.manifest.recipe) == {"sources": [walk.to_dict()], "model": "b.gguf"}

@@ -137,7 +137,7 @@ def test_a_generating_model_embeds_where_an_override_names_a_pooling(
 ) -> None:
     options = ModelOptions(override_kv=(Override.parse("llama.pooling_type=int:3"),))
     with contextlib.contextmanager(live_encoder)(tiny_model("llama", n_ctx=256), options=options) as live:
-        body = {"input": ["hello", {"prompt_string": "more text"}, [5, "text", 6]]}
+        body = {"input": ["hello", "more text", [5, "text", 6]]}
         found, wanted = (each.post("/v1/embeddings", body).json()["data"] for each in (live, pooled))
         assert [entry["embedding"] for entry in found] == [entry["embedding"] for entry in wanted]
         assert live.post("/completion", {"prompt": "hello", "n_predict": 2}).json()["tokens_predicted"] == 2

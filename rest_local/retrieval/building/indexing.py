@@ -196,32 +196,6 @@ def build_from_texts(
     return Built(path, manifest, skipped or Skipped())
 
 
-def rebuild_datastore(
-    name: str | os.PathLike[str],
-    *,
-    vocabulary: DocumentTokenizer,
-    recipe: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    replace: bool = True,
-) -> Built:
-    """Build a datastore for a vocabulary from the sources that its newest index was built from.
-
-    Args:
-        name: the name of the datastore, or its path
-        vocabulary: a tokenizer, such as `Model.vocabulary`
-        recipe: fields to record in addition to the sources
-        progress: called with the bytes or tokens of each stage
-        replace: False refuses to replace an index
-
-    Raises:
-        DatastoreNotFound: there is no datastore of this name
-        DatastoreError: its text cannot be read again, or any error of `build_datastore`
-        OptionError: this version does not know a source
-    """
-    sources = recorded_sources(datastore_path(name))
-    return build_from_sources(name, sources, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
-
-
 def recorded_sources(path: Path) -> list[Source]:
     """Return the sources that the newest index of a datastore was built from. Raises DatastoreNotFound,
     DatastoreCorrupt, DatastoreVersion, OptionError for a source that this version does not know, and DatastoreError for
