@@ -90,7 +90,7 @@ class DecodeContext:
         # have other bits, in 5 of 12.
         # In the cheapest settings bits depend on the size of a batch in any case.
         is_same = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
-        may_join = is_same or tuning.fidelity == "fast"
+        may_join = backend.n_batch > 1 and (is_same or tuning.fidelity == "fast")
         joins = (lambda n, end: not backend.shortcuts.tiles(n, end)) if may_join else None
         fingerprint, shares = fingerprint_of(model, backend.settings, self.exact), capability.shares
         part = min(PART, backend.n_swa or PART)  # llama.cpp saves only the newest window.

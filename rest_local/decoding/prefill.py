@@ -90,7 +90,8 @@ class Prefill:
         They get the rest of the batch: each of the `running` has a root in it, and tokens that are evaluated again.
         """
         taken = sum(1 + state.text.slot.n_again for state in running)
-        roots = len(prompts) if self._joins else 0
+        # Each prompt that ends in this pass has a root in it. However many wait, half of the batch is left for parts.
+        roots = min(len(prompts), (self._backend.n_batch + 1) // 2) if self._joins else 0
         left = min(self._largest_part(prompts, running), self._backend.n_batch - taken - roots)
         self._turn += 1
         in_order = sorted(prompts, key=lambda state: state.text.n_pending)

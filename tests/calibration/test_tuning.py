@@ -126,6 +126,14 @@ def test_batches_of_any_size_generate_the_same_tokens(
         assert _generate(engine)[:3] == whole[:3]  # further on a near-tie may fall the other way
 
 
+@pytest.mark.parametrize("n_batch", [2, 3])
+def test_more_prompts_than_a_batch_has_rows_are_answered(tiny_model: TinyModel, n_batch: int) -> None:
+    options = ModelOptions(n_batch=n_batch)
+    with Engine.load(tiny_model("llama"), n_ctx=128, threads=1, options=options, exact=False, slots=4) as engine:
+        asked = [engine.request(f"def f{i}(", max_tokens=5) for i in range(6)]
+        assert [len(each.result.tokens) for each in engine.batch(asked)] == [5] * 6
+
+
 def stored() -> list[Path]:
     return sorted((cache_dir() / "tuning").glob("*.json"))
 
