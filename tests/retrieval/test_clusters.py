@@ -88,7 +88,7 @@ def test_a_killed_driver_and_a_killed_node_cost_only_requests_in_flight(
 ) -> None:
     """A batch whose driver was killed goes on where it stopped, and loses a node. All requests are answered, with the
     bytes of one machine, and nothing is written twice."""
-    for attempt in range(3):  # until the node had requests in flight when it was killed
+    for attempt in range(6):  # until the node had requests in flight when it was killed
         nodes.add_worker()
         output = tmp_path / f"out-{attempt}.jsonl"
         process = started(nodes, requests, "-o", output)
@@ -97,7 +97,7 @@ def test_a_killed_driver_and_a_killed_node_cost_only_requests_in_flight(
         process.communicate()
         kept = output.read_bytes().count(b"\n")
         process = started(nodes, requests, "-o", output, "--json", address="auto")
-        nodes.kill_worker()
+        nodes.kill_worker(process)
         out, errors = process.communicate(timeout=SECONDS)
         assert undated(output) == expected
         summary = json.loads(out)

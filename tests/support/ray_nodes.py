@@ -53,24 +53,28 @@ class RayNodes:
             self.close()
             raise
 
-    def kill_worker(self) -> None:
-        """Kill the worker node with SIGKILL, once a new replica on it has opened its model for a request.
-        Replicas of a driver that was killed may still live."""
-        self._ask("kill")
+    def kill_worker(self, driver: subprocess.Popen[str]) -> None:
+        """Kill the worker node with SIGKILL, once a new replica on it has opened its model for a request, or the driver
+        has ended: replicas of a driver that was killed may still live, and leave no room for new ones.
+        """
+        self._ask("watch")
+        while driver.poll() is None and self._ask("works?") == "no":
+            time.sleep(0.02)
+        self.kill_worker_now()
 
     def kill_worker_now(self) -> None:
         """Kill the worker node with SIGKILL, whatever it does."""
-        self._ask("kill now")
+        self._ask("kill")
 
     def add_worker(self) -> None:
         """Start another worker node in the place of one that was killed; nothing where none was."""
         self._ask("add")
 
-    def _ask(self, command: str) -> None:
+    def _ask(self, command: str) -> str:
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
-        assert self._line() == "done"
+        return self._line()
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -122,23 +126,26 @@ def _serve() -> None:
     os.dup2(2, 1)  # what Ray prints
     settings = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
     cluster = Cluster(initialize_head=True, head_node_args={**settings, "include_dashboard": False, "no_monitor": True})
-    nodes, killed = [cluster.add_node(**settings)], set[str]()
+    nodes, killed, before = [cluster.add_node(**settings)], set[str](), set[str]()
     cluster.wait_for_nodes(timeout=SECONDS)
     ray.init(cluster.address, log_to_driver=False)
     os.write(own, f"{cluster.address}\n".encode())
     for line in sys.stdin:
-        if line == "add\n":
+        answer = "done"
+        if line == "watch\n":
+            before = set(actors())
+        elif line == "works?\n":
+            answer = "yes" if _works(nodes[-1].node_id, before) else "no"
+        elif line == "add\n":
             while not nodes and any(node["Alive"] and node["NodeID"] in killed for node in ray.nodes()):
                 time.sleep(0.1)  # it would be counted as one with room for a task
             nodes = nodes or [cluster.add_node(**settings)]
             cluster.wait_for_nodes(timeout=SECONDS)
         else:
-            node, before = nodes.pop(), set(actors())
-            while line == "kill\n" and not _works(node.node_id, before):
-                time.sleep(0.02)
+            node = nodes.pop()
             killed.add(node.node_id)
             cluster.remove_node(node, allow_graceful=False)
-        os.write(own, b"done\n")
+        os.write(own, f"{answer}\n".encode())
 
 
 def _works(node: str, before: set[str]) -> bool:
