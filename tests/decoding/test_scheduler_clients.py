@@ -110,7 +110,7 @@ def test_rounds_of_clients_that_are_gone_are_forgotten() -> None:
     scheduler = scheduler_of(backend, SLOPE)
     for n in range(30):
         run(scheduler, [of(backend, f"client {n}", TEXTS[n], 1)])
-    assert len(scheduler.queue._rounds) <= 1
+    assert len(scheduler.queue._last_rounds) <= 1
 
 
 def test_users_share_no_cells() -> None:
