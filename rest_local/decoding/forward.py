@@ -101,16 +101,14 @@ class Forward:
     def draft(self, at_work: Pass) -> None:
         """Draft a tree for each request, then take the nodes of all trees that are worth it. Raises RequestFailed.
 
-        Beside the end of its own prompt, the only request of a pass drafts a chain. Nothing else is drafted in a pass
-        with a part of a prompt.
+        Nothing is drafted in a pass with a part of a prompt: a draft has no cheap place in such a batch.
         """
         running, clock = at_work.running, at_work.clock
         n_other, n_again = len(running) - 1, sum(state.text.slot.n_again for state in running)
-        alone = len(at_work.states) == 1
         for state in running:
             with _ErrorsOf(state):
-                leaves = state.text.slot.branches.n if self.capability.kind == "tree" and not clock.prompted else 1
-                limit = self._limit(state, n_other + n_again) if alone or not clock.prompted else 0
+                leaves = state.text.slot.branches.n if self.capability.kind == "tree" else 1
+                limit = 0 if clock.prompted else self._limit(state, n_other + n_again)
                 state.speculation.draft(limit, leaves, clock.n_ctx, n_other, n_again)
                 if not n_other:
                     state.speculation.prune()
@@ -124,9 +122,8 @@ class Forward:
         """Return the most nodes that a tree may have: by the answer, the context, the batch and the model."""
         if self.capability.kind == "none":
             return 0
-        places = min(self.backend.max_outputs - n_other, self.backend.n_batch - n_other - state.text.n_pending)
-        room = state.text.room - state.text.n_pending
-        return max(0, min(min(state.answer.left, room, places) - 1, self.capability.longest))
+        places = min(self.backend.max_outputs, self.backend.n_batch) - n_other
+        return max(0, min(min(state.answer.left, state.text.room, places) - 1, self.capability.longest))
 
     def _share(self, running: Sequence[RequestState], clock: PassClock) -> None:
         n_other = len(running) - 1

@@ -90,9 +90,8 @@ class Speculation:
             costs = slot.checkpoints.costs
             ms = costs.save_ms + costs.rejected * costs.restore_ms
             checkpoint = Checkpoint(rollback, ms, costs.rejected, costs.again)
-        n_prompt = self.text.n_pending
         at = self._at = StepContext(
-            n_ctx, limit, leaves, self._entropies, n_other, forced, (before, last), n_again, checkpoint, n_prompt
+            n_ctx, limit, leaves, self._entropies, n_other, forced, (before, last), n_again, checkpoint
         )
         drafted = self.drafted = self.policy.draft(sources, at)
         self.tree = drafted.tree
@@ -169,18 +168,15 @@ class Speculation:
         result = StepResult(verdict, tree, self.drafted, self._rows_to_finish(logits, verdict.rows, overlaps), overlaps)
         clock.verify = 1e3 * (time.perf_counter() - begun)
         clock.checkpoint = slot.checkpoints.step_ms
-        if self.n_prompt:
+        if self.n_prompt:  # A pass with a part of a prompt teaches a policy nothing.
             statistics.count_prompt(done.decode_ms)
-            if clock.lookup is None and not len(tree):  # A pass with a part of a prompt teaches a policy nothing else.
-                return result
+            return result
         begun = time.perf_counter()
         if draft_text := sources.draft_text:
             clock.model, clock.queries = draft_text.step_ms, draft_text.query_ms
         chosen = tokens[: verdict.relaxed[0]] if verdict.relaxed else tokens
         self.policy.learn(self.drafted, chosen, clock.cost(done, len(tree), len(verdict.path), first))
         clock.late = 1e3 * (time.perf_counter() - begun)
-        if self.n_prompt:
-            return result
         statistics.model_ms += clock.model
         statistics.decode_ms += done.decode_ms
         statistics.plain.count(done, not len(tree))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rest_local.calibration.cost import LARGEST, CostCurve, per_token
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.models.drafter import Drafter, DraftText
 from rest_local.drafting.sources import DEPTH, GRAMMAR, Lookup
 from rest_local.drafting.tree import Draft, DraftModelBudget, DraftTree, Growth
@@ -162,11 +162,6 @@ class Auto(Policy):
         first = min(n_other + at.n_again, LARGEST - 1)
         limit = max(0, min(limit, LARGEST - 1 - first))
         n_requests = 1.0 + n_other
-        if at.n_prompt:  # Each node costs what it adds to the pass, as if the prompt had been evaluated before.
-            ms = per_token(shared.curve, n_ctx)
-            after = [*cost[min(at.n_prompt, LARGEST - 1) :], *(cost[-1] + ms * n for n in range(1, LARGEST))]
-            prices = [cost[0] + each - after[0] for each in after[: limit + 1]]
-            return Plan(prices, [min(each, ms) for each in slope], 1.0)
         rate = shared.model_stats.speedup * n_requests / cost[n_other] if shared.drafter else None
         prices = cost[first : first + limit + 1]
         free, ms, rejected, again = at.checkpoint
@@ -333,8 +328,6 @@ class Auto(Policy):
         saved = -done.query_ms
         if own:
             share = (spent - cost[n_other]) * own / (own + done.n_other_nodes)
-            if done.prompted and done.n_nodes:
-                share = done.n_nodes * per_token(shared.curve, done.n_ctx)
             saved += done.n_accepted * plain - share - done.checkpoint_ms
         self.budget.settle(saved)
         shared.savings.add(saved)

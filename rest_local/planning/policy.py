@@ -54,7 +54,6 @@ class StepContext(NamedTuple):
     - `newest`: the two newest tokens, the root last.
     - `n_again`: tokens that the pass evaluates again, for drafts that were rejected before.
     - `checkpoint`: what a longer draft needs.
-    - `n_prompt`: tokens of the prompt that the pass evaluates first.
     """
 
     n_ctx: int
@@ -66,7 +65,6 @@ class StepContext(NamedTuple):
     newest: PrecedingBigram = NO_BIGRAM
     n_again: int = 0
     checkpoint: Checkpoint = NO_CHECKPOINT
-    n_prompt: int = 0
 
 
 class StepCost(NamedTuple):
