@@ -147,7 +147,7 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
 def test_the_first_token_comes_with_the_prompt(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, exact: bool | None, passes: int
 ) -> None:
-    """Where every bit is promised, it does not depend on how much of the prompt the cells held."""
+    """Exact answers take a pass more, so that they do not depend on how much of the prompt was in the cells."""
     calls: list[int] = []
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=exact, threads=1) as engine:
         decode = Context.decode
